@@ -1,0 +1,91 @@
+"""Who belongs to whom, in plain torch: the B x B matrix S~ is stored once, and both its axes are read.
+
+R images, K classifiers, C classes    scores S (R, C)    targets Y~ (K, C)    mixed scores S~ = S Y~^T (R, K)
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Duplicates = Literal["negative", "ignore", "positive"]
+DUPLICATES = ("negative", "ignore", "positive")
+
+
+def contrast(
+    scores: Tensor,
+    targets: Tensor,
+    *,
+    offset: int = 0,
+    rows: bool = True,
+    columns: bool = True,
+    num_columns: int | None = None,
+    bias: Tensor | None = None,
+    row_keys: Tensor | None = None,
+    column_keys: Tensor | None = None,
+    duplicates: Duplicates = "negative",
+) -> tuple[Tensor | None, Tensor | None]:
+    """Loss of each image among the classifiers (rows of S~), and of each classifier among the images
+    (columns).
+
+    Args:
+        scores: (R, C).
+        targets: (K, C) class shares.
+        offset: image i and classifier i + offset belong together.
+        rows, columns: which of the two to compute.
+        num_columns: how many leading classifiers have an image; those behind are only negatives on the rows.
+        bias: (K,) added to every row of S~; 0 for classifiers that have an image.
+        row_keys, column_keys: (R,), (K,) equal where two targets are; needed unless duplicates are
+            "negative".
+        duplicates: what a classifier equal to the own one is.
+
+    Returns:
+        (R,) and (num_columns,) losses, or None in place of what was not asked for.
+    """
+    mixed = scores @ targets.T
+    same = None if row_keys is None or column_keys is None else row_keys[:, None] == column_keys
+    row_losses = column_losses = None
+    if rows:
+        own = torch.arange(len(scores), device=scores.device) + offset
+        row_losses = pick(mixed if bias is None else mixed + bias, own, same, duplicates)
+    if columns:
+        number = len(targets) if num_columns is None else num_columns
+        own = torch.arange(number, device=scores.device) - offset
+        same = None if same is None else same[:, :number].T
+        column_losses = pick(mixed[:, :number].T, own, same, duplicates)
+    return row_losses, column_losses
+
+
+def pick(mixed: Tensor, own: Tensor, same: Tensor | None, duplicates: Duplicates) -> Tensor:
+    """Cross-entropy of picking, in each row, its own column.
+
+    Args:
+        mixed: (R, K).
+        own: (R,) int64, the column that belongs to each row.
+        same: (R, K) bool, columns equal to the own one; None if duplicates are "negative".
+        duplicates: equal columns are "negative" (the paper), left out ("ignore"), or as right as the own one
+            ("positive": -log of the sum of their probabilities).
+
+    Returns:
+        (R,).
+    """
+    if duplicates == "negative" or same is None:
+        return F.cross_entropy(mixed, own, reduction="none")
+    if duplicates == "ignore":
+        others = same.scatter(1, own[:, None], False)
+        return F.cross_entropy(mixed.masked_fill(others, -torch.inf), own, reduction="none")
+    return -mixed.log_softmax(dim=1).masked_fill(~same, -torch.inf).logsumexp(dim=1)
+
+
+def target_keys(targets: Tensor) -> Tensor:
+    """(K, C) targets to (K,) int64 that are equal exactly where two rows are.
+
+    A fixed random projection in float64: two different rows meet with a probability near 1e-16, and no
+    sorting is needed, which would make the host wait for the device.
+    """
+    classes = torch.arange(1, targets.shape[1] + 1, device=targets.device, dtype=torch.float64)
+    direction = torch.frac(torch.sin(classes) * 43758.5453123) + 2.0
+    return (targets.double() * direction).sum(dim=1).view(torch.int64)

@@ -1,0 +1,91 @@
+"""The rows of every rank, with the gradient that one process would have. On a single process: its own rows.
+
+B pairs on this rank    N pairs on all ranks    C classes
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+
+class Ranks(NamedTuple):
+    """How many pairs each rank holds, and which rank this is."""
+
+    sizes: tuple[int, ...]
+    rank: int
+
+    @property
+    def total(self) -> int:
+        """N, the pairs of all ranks."""
+        return sum(self.sizes)
+
+    @property
+    def start(self) -> int:
+        """Where this rank's pairs begin among all."""
+        return sum(self.sizes[: self.rank])
+
+    @property
+    def alone(self) -> bool:
+        return len(self.sizes) == 1
+
+
+def is_distributed() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def meet_ranks(rows: Tensor, code: int = 0) -> Ranks:
+    """Learn the sizes of all ranks, and that they agree on what they are about to gather.
+
+    Args:
+        rows: (B, C) of this rank; B may differ between ranks, C and dtype may not.
+        code: a number that stands for the loss's choices and must be the same on every rank.
+    """
+    if not is_distributed():
+        return Ranks((len(rows),), 0)
+    mine = torch.tensor([len(rows), rows.shape[1], rows.element_size(), code], device=rows.device)
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, mine)
+    met = torch.stack(everyone).tolist()
+    # Every rank sees the same table, so all of them raise, and none is left waiting.
+    for name, column in (("classes", 1), ("bytes a number", 2), ("choice of axes and options", 3)):
+        values = [row[column] for row in met]
+        if len(set(values)) > 1:
+            raise ValueError(
+                f"the ranks disagree on {name}: {values} in rank order; "
+                "give every rank the same model, dtype and loss, or pass gather=False"
+            )
+    return Ranks(tuple(row[0] for row in met), dist.get_rank())
+
+
+def gather_rows(local: Tensor, ranks: Ranks) -> Tensor:
+    """(B, C) on each rank to (N, C) on all, in rank order.
+
+    The backward pass sums, for each rank's rows, the gradient that every rank has for them.
+    """
+    if ranks.alone:
+        return local
+    gathered: Tensor = _GatherRows.apply(local, ranks)  # type: ignore[no-untyped-call]
+    return gathered
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, local: Tensor, ranks: Ranks) -> Tensor:
+        ctx.ranks = ranks  # type: ignore[attr-defined]
+        # Collectives want equal shapes, so short ranks are padded and cut again.
+        padded = local.new_zeros(max(ranks.sizes), *local.shape[1:])
+        padded[: len(local)] = local
+        everyone = [torch.empty_like(padded) for _ in ranks.sizes]
+        dist.all_gather(everyone, padded)
+        return torch.cat([rows[:size] for rows, size in zip(everyone, ranks.sizes, strict=True)])
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
+        ranks: Ranks = ctx.ranks  # type: ignore[attr-defined]
+        gradient = gradient.contiguous().clone()
+        dist.all_reduce(gradient)
+        return gradient[ranks.start : ranks.start + ranks.sizes[ranks.rank]], None

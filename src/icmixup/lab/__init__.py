@@ -1,0 +1,1 @@
+"""The laboratory: reads disks, takes time, draws pictures. Needs the extra `icmixup[lab]`."""

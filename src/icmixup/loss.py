@@ -1,0 +1,273 @@
+"""The Infinite Class Mixup loss.
+
+B pairs on this rank    N pairs on all ranks    C classes    M virtual classifiers
+scores S (B, C)         targets Y~ (B, C)       mixed scores S~ = S Y~^T (B, N)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from icmixup.checks import check_choice
+from icmixup.contrast import DUPLICATES, Duplicates, contrast, pick, target_keys
+from icmixup.gather import Ranks, gather_rows, meet_ranks
+
+AXES = ("class", "pair")
+NEGATIVES = (("pairs",), ("sources",), ("classes",), ("pairs", "classes"))
+REDUCTIONS = ("mean", "sum", "none")
+Reduction = Literal["mean", "sum", "none"]
+
+
+def infinite_class_loss(
+    scores: Tensor,
+    targets: Tensor,
+    axes: tuple[str, ...] = AXES,
+    *,
+    negatives: tuple[str, ...] = ("pairs",),
+    temperature: float = 1.0,
+    class_weights: Tensor | None = None,
+    virtual: Tensor | None = None,
+    duplicates: Duplicates = "negative",
+    reduction: Reduction = "mean",
+    gather: bool = True,
+) -> Tensor:
+    """Contrast each mixed image with its own interpolated classifier, on both axes  (Eq. 9).
+
+    Row j of Y~ mixes the class weights into a classifier W y~_j (Eq. 2), and image i scores
+    r_i^T W y~_j = S_i y~_j under it. So S~ = S Y~^T holds every image under every classifier,
+    and neither features nor classifiers are needed:
+
+        class axis   rows of S~      image i among all classifiers    (Z_cc, Eq. 5)
+        pair axis    columns of S~   classifier i among all images    (Z_ci, Eq. 7)
+
+    Takes what F.cross_entropy takes with soft targets, and can stand in its place. "All" is the pairs of
+    every rank; averaged by DDP, the gradient is that of one process with the whole batch.
+
+    >>> scores = model(icm.mix_inputs(images, pairs))
+    >>> loss = icm.infinite_class_loss(scores, icm.mix_targets(labels, pairs, num_classes=100))
+
+    Args:
+        scores: (B, C) logits of this rank's mixed images.
+        targets: (B, C) class shares they were mixed in.
+        axes: "class", "pair", or both.
+        negatives: whom an image is told from on the class axis: ("pairs",) is the paper; ("sources",) its own
+            two classes; ("classes",) the C original ones; ("pairs", "classes") the pairs and the original
+            ones.
+        temperature: divides S~.
+        class_weights: (C,) for the pair axis, 1 / class size say: pair i counts sum_c y~_ic class_weights_c
+            there, scaled to a mean of 1 over the batch, so that classifiers of rare classes are found as
+            carefully.
+        virtual: (M, C) targets of pairs that are not in the batch, more negatives for the class axis;
+            together they weigh as much as the batch does. See draw_virtual.
+        duplicates: pairs with the very same classifier are "negative" (the paper), left out ("ignore"), or
+            "positive": picking any of them is right.
+        reduction: "mean", "sum", or "none" for one number a pair, (B,).
+        gather: contrast with the pairs of every rank, if there are several.
+
+    Returns:
+        Scalar, the mean over pairs on each axis, summed over axes (CLIP would halve it).
+    """
+    check_choices(axes, negatives, temperature, duplicates, reduction)
+    check_rows(scores, targets)
+    check_extras(scores, negatives, class_weights, virtual)
+    # Autocast would run the product in bfloat16, where near-equal classifiers tie.
+    with torch.autocast(scores.device.type, enabled=False):
+        dtype = torch.promote_types(torch.promote_types(scores.dtype, targets.dtype), torch.float32)
+        scores, targets = scores.to(dtype) / temperature, targets.to(dtype)
+        code = AXES.index(axes[0]) + 2 * len(axes) + 8 * NEGATIVES.index(negatives)
+        ranks = meet_ranks(scores, code) if gather else Ranks((len(scores),), 0)
+        class_losses, pair_losses = axis_losses(scores, targets, axes, negatives, virtual, duplicates, ranks)
+        if pair_losses is not None and class_weights is not None:
+            pair_losses = pair_losses * pair_weights(targets, class_weights.to(targets), ranks)
+        losses = sum(part for part in (class_losses, pair_losses) if part is not None)
+        assert isinstance(losses, Tensor)
+        if reduction == "mean":
+            # Ranks may hold unequal batches; DDP divides by their number, and N pairs share the mean.
+            return losses.sum() * (len(ranks.sizes) / ranks.total)
+        return losses.sum() if reduction == "sum" else losses
+
+
+class InfiniteClassLoss(nn.Module):
+    """infinite_class_loss with its choices made once, to stand where nn.CrossEntropyLoss stood.
+
+    >>> criterion = InfiniteClassLoss(temperature=0.5)
+    >>> loss = criterion(model(inputs), targets)
+    """
+
+    class_weights: Tensor | None
+
+    def __init__(
+        self,
+        axes: tuple[str, ...] = AXES,
+        *,
+        negatives: tuple[str, ...] = ("pairs",),
+        temperature: float = 1.0,
+        class_weights: Tensor | None = None,
+        duplicates: Duplicates = "negative",
+        reduction: Reduction = "mean",
+        gather: bool = True,
+    ) -> None:
+        super().__init__()
+        check_choices(axes, negatives, temperature, duplicates, reduction)
+        self.axes, self.negatives, self.temperature = axes, negatives, temperature
+        self.duplicates, self.reduction, self.gather = duplicates, reduction, gather
+        self.register_buffer("class_weights", class_weights)
+
+    def forward(self, scores: Tensor, targets: Tensor, virtual: Tensor | None = None) -> Tensor:
+        """(B, C) scores, (B, C) targets and, drawn anew for every batch, (M, C) virtual targets to a loss."""
+        return infinite_class_loss(
+            scores,
+            targets,
+            self.axes,
+            negatives=self.negatives,
+            temperature=self.temperature,
+            class_weights=self.class_weights,
+            virtual=virtual,
+            duplicates=self.duplicates,
+            reduction=self.reduction,
+            gather=self.gather,
+        )
+
+    def extra_repr(self) -> str:
+        return (
+            f"axes={self.axes}, negatives={self.negatives}, temperature={self.temperature}, "
+            f"duplicates={self.duplicates!r}, reduction={self.reduction!r}"
+        )
+
+
+def axis_losses(
+    scores: Tensor,
+    targets: Tensor,
+    axes: tuple[str, ...],
+    negatives: tuple[str, ...],
+    virtual: Tensor | None,
+    duplicates: Duplicates,
+    ranks: Ranks,
+) -> tuple[Tensor | None, Tensor | None]:
+    """(B,) losses on the class axis and on the pair axis; None for an axis that is not asked for."""
+    among_pairs = "class" in axes and "pairs" in negatives
+    classifiers, bias = gather_rows(targets, ranks), None
+    if among_pairs:
+        classifiers, bias = add_classifiers(classifiers, "classes" in negatives, virtual)
+    keys = None if duplicates == "negative" else target_keys(classifiers)
+    own_keys = None if keys is None else keys[ranks.start : ranks.start + len(targets)]
+    # This rank's rows of S~; on a single process they are all of S~, and its columns are at hand too.
+    class_losses, pair_losses = contrast(
+        scores,
+        classifiers,
+        offset=ranks.start,
+        rows=among_pairs,
+        columns="pair" in axes and ranks.alone,
+        num_columns=len(targets),
+        bias=bias,
+        row_keys=own_keys,
+        column_keys=keys,
+        duplicates=duplicates,
+    )
+    if "pair" in axes and not ranks.alone:
+        _, pair_losses = contrast(
+            gather_rows(scores, ranks),
+            targets,
+            offset=-ranks.start,
+            rows=False,
+            row_keys=None if keys is None else keys[: ranks.total],
+            column_keys=own_keys,
+            duplicates=duplicates,
+        )
+    if "class" in axes and not among_pairs:
+        class_losses = among_classes(scores, targets, negatives, duplicates)
+    return class_losses, pair_losses
+
+
+def add_classifiers(targets: Tensor, classes: bool, virtual: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The classifiers behind those of the N pairs: the C original ones, and virtual ones with their bias.
+
+    A classifier is a row of class shares. M virtual ones score log(M / N) less, so that they weigh as much as
+    the N pairs of the batch.
+    """
+    parts, bias = [targets], [targets.new_zeros(len(targets))]
+    if classes:
+        parts.append(torch.eye(targets.shape[1], device=targets.device, dtype=targets.dtype))
+        bias.append(targets.new_zeros(targets.shape[1]))
+    if virtual is not None:
+        parts.append(virtual.to(targets))
+        bias.append(targets.new_full((len(virtual),), -math.log(len(virtual) / len(targets))))
+    return (targets, None) if len(parts) == 1 else (torch.cat(parts), torch.cat(bias))
+
+
+def among_classes(
+    scores: Tensor, targets: Tensor, negatives: tuple[str, ...], duplicates: Duplicates
+) -> Tensor:
+    """The paper's two extra baselines (Sec. 4.1): the own classifier among original classes.
+
+    The sources of a pair are the two largest shares of its target; a pair within one class has one source.
+    """
+    own = (scores * targets).sum(dim=1, keepdim=True)
+    rivals = scores
+    if negatives == ("sources",):
+        share, source = targets.topk(min(2, targets.shape[1]), dim=1)
+        rivals = scores.gather(1, source).masked_fill(share == 0, -torch.inf)
+        same = share == 1
+    else:
+        same = targets == 1
+    same = torch.cat([torch.ones_like(same[:, :1]), same], dim=1)
+    return pick(torch.cat([own, rivals], dim=1), torch.zeros_like(own[:, 0]).long(), same, duplicates)
+
+
+def pair_weights(targets: Tensor, class_weights: Tensor, ranks: Ranks) -> Tensor:
+    """(B,) weights sum_c y~_ic class_weights_c, with a mean of 1 over the pairs of all ranks."""
+    weights = targets @ class_weights
+    return weights / gather_rows(weights, ranks).mean()
+
+
+def check_choices(
+    axes: tuple[str, ...], negatives: tuple[str, ...], temperature: float, duplicates: str, reduction: str
+) -> None:
+    if isinstance(axes, str) or not axes or not set(axes) <= set(AXES) or len(set(axes)) != len(axes):
+        raise ValueError(f"axes must be a tuple of one or both of {AXES}, got {axes!r}")
+    if negatives not in NEGATIVES:
+        raise ValueError(f"negatives must be one of {NEGATIVES}, got {negatives!r}")
+    if not temperature > 0:
+        raise ValueError(f"temperature divides the scores and must be positive, got {temperature}")
+    check_choice("duplicates", duplicates, DUPLICATES)
+    check_choice("reduction", reduction, REDUCTIONS)
+
+
+def check_rows(scores: Tensor, targets: Tensor) -> None:
+    if targets.dim() == 1:
+        raise ValueError(
+            f"targets are {targets.dtype} of shape {tuple(targets.shape)}, as labels are; the loss "
+            f"wants (B, C) class shares like the scores {tuple(scores.shape)}: mix_targets turns labels into targets"
+        )
+    if scores.dim() != 2 or scores.shape != targets.shape:
+        raise ValueError(
+            f"scores are {tuple(scores.shape)} but targets are {tuple(targets.shape)}; "
+            "both must be (pairs, classes): mix_targets turns labels into targets"
+        )
+    if scores.numel() == 0:
+        raise ValueError(f"scores are {tuple(scores.shape)}: an empty batch has no loss; skip it")
+    if not scores.is_floating_point():
+        raise ValueError(f"scores are {scores.dtype}; the loss wants the model's logits, in floating point")
+
+
+def check_extras(
+    scores: Tensor, negatives: tuple[str, ...], class_weights: Tensor | None, virtual: Tensor | None
+) -> None:
+    num_classes = scores.shape[1]
+    if class_weights is not None and class_weights.shape != (num_classes,):
+        raise ValueError(
+            f"class_weights are of shape {tuple(class_weights.shape)}; wanted one a class, ({num_classes},)"
+        )
+    if virtual is not None and (virtual.dim() != 2 or virtual.shape[1] != num_classes or len(virtual) == 0):
+        raise ValueError(
+            f"virtual targets are of shape {tuple(virtual.shape)}; wanted (M, {num_classes}) with M > 0, "
+            "as draw_virtual makes them"
+        )
+    if virtual is not None and "pairs" not in negatives:
+        raise ValueError(
+            f'virtual classifiers stand beside the pairs, but negatives are {negatives}; add "pairs"'
+        )

@@ -1,0 +1,247 @@
+"""The methods, one row each, and the loss that any of them trains with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from icmixup.checks import check_batch, check_counts, check_no_empty_class
+from icmixup.contrast import Duplicates
+from icmixup.hidden import hidden_modules, mix_somewhere
+from icmixup.loss import AXES, infinite_class_loss
+from icmixup.pairs import (
+    Mode,
+    Pairs,
+    class_shares,
+    draw_cutmix,
+    draw_either,
+    draw_mixup,
+    draw_remix,
+    draw_virtual,
+    leave_unmixed,
+    mix_inputs,
+    mix_targets,
+)
+
+Draw = Literal["none", "mixup", "remix", "cutmix", "either", "manifold"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """Four choices and their numbers: how inputs mix, against what they train, what stays clean, what sizes do."""
+
+    # How inputs are mixed.
+    draw: Draw
+    alpha: float = 0.2  # lam ~ Beta(alpha, alpha)
+    mode: Mode = "batch"  # one lam for the batch, or one for each elem or pair
+    prob: float = 1.0  # of mixing a batch at all
+    cutmix_alpha: float = 1.0  # where Mixup and CutMix take turns, CutMix's own
+    switch_prob: float = 0.5  # and how often it is CutMix
+    kappa: float = 3.0  # Remix: how many times more common a class must be
+    tau: float = 0.5  # Remix: how much of the pixels must be the rarer image's
+    # What a mixed input is trained against: soft targets, unless axes are named.
+    axes: tuple[str, ...] = ()
+    negatives: tuple[str, ...] = ("pairs",)
+    duplicates: Duplicates = "negative"
+    temperature: float = 1.0
+    label_smoothing: float = 0.0
+    # How much the clean input counts; RegMixup has 1.
+    clean_weight: float = 0.0
+    joint: bool = (
+        False  # clean and mixed in one forward, as RegMixup's authors do, not in two, as this paper's do
+    )
+    # How class sizes count: not; as logit adjustment; or in the Infinite Class loss.
+    class_sizes: Literal["none", "adjust", "weigh"] = "none"
+    num_virtual: int = 0  # classifiers of pairs that are not in the batch
+
+
+METHODS = {
+    "erm": Method(draw="none", clean_weight=1.0),
+    "mixup": Method(draw="mixup"),
+    "ic-mixup": Method(draw="mixup", axes=AXES),
+    "ic-mixup-c": Method(draw="mixup", axes=("class",)),
+    "ic-mixup-p": Method(draw="mixup", axes=("pair",)),
+    "regmixup": Method(draw="mixup", alpha=20.0, clean_weight=1.0),
+    "ic-regmixup": Method(draw="mixup", alpha=20.0, axes=AXES, clean_weight=1.0),
+    "remix": Method(draw="remix"),
+    "ic-remix": Method(draw="remix", axes=AXES),
+    "cutmix": Method(draw="cutmix", alpha=1.0),
+    "ic-cutmix": Method(draw="cutmix", alpha=1.0, axes=AXES),
+    "mixup-cutmix": Method(draw="either"),
+    "ic-mixup-cutmix": Method(draw="either", axes=AXES),
+    "manifold": Method(draw="manifold", alpha=2.0),
+    "ic-manifold": Method(draw="manifold", alpha=2.0, axes=AXES),
+    # The paper's two extra baselines.
+    "ic-mixup-sources": Method(draw="mixup", axes=("class",), negatives=("sources",)),
+    "ic-mixup-classes": Method(draw="mixup", axes=("class",), negatives=("classes",)),
+    # The honest rivals on long tails, and ours for that case.
+    "balanced": Method(draw="none", clean_weight=1.0, class_sizes="adjust"),
+    "balanced-mixup": Method(draw="mixup", class_sizes="adjust"),
+    "balanced-mixup-cutmix": Method(draw="either", class_sizes="adjust"),
+    "ic-balanced-mixup": Method(draw="mixup", axes=AXES, class_sizes="weigh", num_virtual=1024),
+    "ic-balanced-mixup-cutmix": Method(draw="either", axes=AXES, class_sizes="weigh", num_virtual=1024),
+}
+
+
+def training_loss(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    method: Method | str,
+    class_counts: Tensor | None = None,
+    *,
+    generator: torch.Generator | None = None,
+    hidden: tuple[nn.Module, ...] | None = None,
+) -> Tensor:
+    """One batch in, one loss out: the trainer's only contact with the method.
+
+    >>> loss = icm.training_loss(model, images, labels, "ic-remix", class_counts)
+
+    Args:
+        model: from images to (B, C) scores.
+        images: (B, ...) floating point.
+        labels: (B,) integers, or (B, C) shares.
+        method: a Method, or a name of METHODS.
+        class_counts: (C,) training images of each class; needed where class sizes count.
+        generator: source of all randomness.
+        hidden: the modules at which Manifold Mixup may mix; found in the model if not given.
+    """
+    method = find_method(method) if isinstance(method, str) else method
+    check_batch(labels)
+    if class_counts is not None:
+        class_counts = check_counts(class_counts, images.device)
+    elif method.draw == "remix" or method.class_sizes != "none":
+        raise ValueError(
+            "this method counts class sizes; pass class_counts, (C,) training images of each class"
+        )
+    if method.draw == "none":
+        return clean_loss(model(images), labels, method, class_counts) * method.clean_weight
+    pairs = draw_pairs(images, labels, method, class_counts, generator)
+    clean, mixed = forward(model, images, pairs, method, generator, hidden)
+    targets = mix_targets(labels, pairs, mixed.shape[1], label_smoothing=method.label_smoothing)
+    loss = mixed_loss(mixed, targets, method, class_counts, generator)
+    if clean is not None:
+        loss = loss + method.clean_weight * clean_loss(clean, labels, method, class_counts)
+    return loss
+
+
+def find_method(name: str) -> Method:
+    if name not in METHODS:
+        near = get_close_matches(name, METHODS, n=3)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        raise ValueError(f"no method {name!r}; {hint}the methods are {', '.join(METHODS)}")
+    return METHODS[name]
+
+
+def draw_pairs(
+    images: Tensor,
+    labels: Tensor,
+    method: Method,
+    class_counts: Tensor | None,
+    generator: torch.Generator | None = None,
+) -> Pairs:
+    """Whom to mix, and how much, the method's way."""
+    size = tuple(images.shape[2:])
+    if method.draw == "remix":
+        assert class_counts is not None
+        pairs = draw_remix(
+            labels,
+            method.alpha,
+            class_counts,
+            kappa=method.kappa,
+            tau=method.tau,
+            mode=method.mode,
+            generator=generator,
+        )
+    elif method.draw == "cutmix":
+        pairs = draw_cutmix(labels, method.alpha, size, mode=method.mode, generator=generator)
+    elif method.draw == "either":
+        pairs = draw_either(
+            labels,
+            method.alpha,
+            size,
+            cutmix_alpha=method.cutmix_alpha,
+            switch_prob=method.switch_prob,
+            mode=method.mode,
+            generator=generator,
+        )
+    else:
+        pairs = draw_mixup(labels, method.alpha, mode=method.mode, generator=generator)
+    return pairs if method.prob == 1.0 else leave_unmixed(pairs, method.prob, generator)
+
+
+def forward(
+    model: nn.Module,
+    images: Tensor,
+    pairs: Pairs,
+    method: Method,
+    generator: torch.Generator | None,
+    hidden: tuple[nn.Module, ...] | None,
+) -> tuple[Tensor | None, Tensor]:
+    """(B, C) scores of the clean images, if they count, and of the mixed ones."""
+    if method.draw == "manifold":
+        with mix_somewhere(hidden_modules(model) if hidden is None else hidden, pairs, generator):
+            mixed = model(images)
+        return (model(images) if method.clean_weight else None), mixed
+    inputs = mix_inputs(images, pairs)
+    if not method.clean_weight:
+        return None, model(inputs)
+    if method.joint:
+        clean, mixed = model(torch.cat([images, inputs])).chunk(2)
+        return clean, mixed
+    return model(images), model(inputs)
+
+
+def clean_loss(scores: Tensor, labels: Tensor, method: Method, class_counts: Tensor | None) -> Tensor:
+    """Cross-entropy of unmixed images."""
+    if labels.dim() == 2:
+        labels = class_shares(labels, scores.shape[1], scores.dtype)
+    return F.cross_entropy(
+        adjust(scores, method, class_counts), labels, label_smoothing=method.label_smoothing
+    )
+
+
+def mixed_loss(
+    scores: Tensor,
+    targets: Tensor,
+    method: Method,
+    class_counts: Tensor | None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Cross-entropy on soft targets, or the Infinite Class loss if the method names axes."""
+    if not method.axes:
+        return F.cross_entropy(adjust(scores, method, class_counts), targets)
+    virtual = class_weights = None
+    if method.class_sizes == "weigh":
+        assert class_counts is not None
+        check_no_empty_class(class_counts)
+        class_weights = 1 / class_counts
+    if method.num_virtual:
+        counts = torch.ones(scores.shape[1], device=scores.device) if class_counts is None else class_counts
+        virtual = draw_virtual(counts, method.num_virtual, method.alpha, generator)
+    return infinite_class_loss(
+        adjust(scores, method, class_counts),
+        targets,
+        method.axes,
+        negatives=method.negatives,
+        temperature=method.temperature,
+        class_weights=class_weights,
+        virtual=virtual,
+        duplicates=method.duplicates,
+    )
+
+
+def adjust(scores: Tensor, method: Method, class_counts: Tensor | None) -> Tensor:
+    """Scores + log class size in training, plain scores at test: Balanced Softmax, or logit adjustment."""
+    if method.class_sizes != "adjust":
+        return scores
+    assert class_counts is not None
+    if len(class_counts) != scores.shape[1]:
+        raise ValueError(f"{len(class_counts)} class_counts but scores of {scores.shape[1]} classes")
+    check_no_empty_class(class_counts)
+    return scores + class_counts.log()
