@@ -17,7 +17,7 @@ from torch import Tensor
 
 FARTHEST = 100.0  # the temperature stays within this factor of the scores' mean range, on either side
 HALVINGS = 10  # of four decades, to within 1 %: close enough for Newton
-NEWTON_STEPS = 6
+NEWTON_STEPS = 4
 BLOCK_ELEMENTS = 2**22  # scores taken to float64 at a time
 
 
@@ -29,10 +29,11 @@ def fit_temperature(scores: Tensor, labels: Tensor) -> float:
 
     Fit it on images the model was neither trained nor tested on. Predictions do not change.
 
-    In b = 1 / T the loss is convex, with slope mean_i (E_p[s_i] - s_iy) and curvature mean_i Var_p[s_i]: there is
-    one minimum. It has no finite place when every label has its row's highest score (T would go to 0), or when
-    the scores know nothing of the labels (T would go to infinity). So T is kept between 1/100 and 100 times the
-    mean range of the scores (highest - lowest, averaged over rows): scores k times as large give k times the T.
+    In b = 1 / T the loss is convex, with slope mean_i (E_p[s_i] - s_iy) and curvature mean_i Var_p[s_i], so
+    there is one minimum. It has no finite place when every label has its row's highest score (T would go to
+    0), or when the scores know nothing of the labels (T would go to infinity). So T is kept between 1/100 and
+    100 times the mean range of the scores, highest - lowest averaged over rows; scores k times as large thus
+    give k times the T, always.
 
     Args:
         scores: (N, C) logits of held-out images, any device and floating type.
@@ -97,8 +98,8 @@ def check_scored(scores: Tensor, labels: Tensor) -> None:
         )
     if not scores.is_floating_point() or labels.is_floating_point() or labels.dtype == torch.bool:
         raise ValueError(
-            f"scores are {scores.dtype} and labels {labels.dtype}; wanted floating scores, as a model gives them, "
-            "and integer labels (of one-hot targets: targets.argmax(dim=1))"
+            f"scores are {scores.dtype} and labels {labels.dtype}; wanted floating scores and integer labels "
+            "(of one-hot targets: targets.argmax(dim=1))"
         )
     if not bool(scores.isfinite().all()):
         bad = int((~scores.isfinite()).any(dim=1).sum())

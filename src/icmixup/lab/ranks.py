@@ -1,0 +1,59 @@
+"""Several processes as one: torchrun starts them, each is a rank, and rank 0 speaks and writes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def pick_device(name: str | None = None) -> torch.device:
+    """The device asked for, or this rank's GPU, or the CPU."""
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"no device {name!r}; give cpu, cuda, cuda:1 or mps") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"no device {name!r}: this torch sees no GPU; give --device cpu")
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    return device
+
+
+@contextmanager
+def join_ranks(device: torch.device) -> Iterator[None]:
+    """Within this context the ranks that torchrun started can talk; alone, it does nothing."""
+    if world_size() == 1 or dist.is_initialized():
+        yield
+        return
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def wait_for_all() -> None:
+    if dist.is_available() and dist.is_initialized():
+        dist.barrier()
+
+
+def wrap_for_ranks(model: nn.Module) -> nn.Module:
+    """The model with gradients averaged over ranks; alone, the model itself."""
+    return DistributedDataParallel(model) if world_size() > 1 else model
