@@ -241,7 +241,7 @@ def check_rows(scores: Tensor, targets: Tensor) -> None:
     if targets.dim() == 1:
         raise ValueError(
             f"targets are {targets.dtype} of shape {tuple(targets.shape)}, as labels are; the loss "
-            f"wants (B, C) class shares like the scores {tuple(scores.shape)}: mix_targets turns labels into targets"
+            f"wants (B, C) class shares like the scores {tuple(scores.shape)}: mix_targets makes them of labels"
         )
     if scores.dim() != 2 or scores.shape != targets.shape:
         raise ValueError(

@@ -33,7 +33,7 @@ Draw = Literal["none", "mixup", "remix", "cutmix", "either", "manifold"]
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """Four choices and their numbers: how inputs mix, against what they train, what stays clean, what sizes do."""
+    """Four choices and their numbers: how inputs mix, what they train against, what stays clean, what sizes do."""
 
     # How inputs are mixed.
     draw: Draw

@@ -14,11 +14,18 @@ import urllib.request
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 CHUNK = 1 << 18
 TIMEOUT_S = 30.0
@@ -51,7 +58,9 @@ def download(archive: Archive, path: Path, *, show_progress: bool = False) -> No
     try:
         with open(beside, "wb") as file:
             _stream(archive, file, path, show_progress)
-        check_sum(archive, beside, path)
+        check_sum(
+            archive, beside, f"what came from {archive.url} for {path}", "it was thrown away, try again"
+        )
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
@@ -80,20 +89,17 @@ def _progress(show: bool) -> Progress:
     )
 
 
-def check_sum(archive: Archive, path: Path, said: Path) -> None:
-    """Refuse a file whose MD5 sum is not the publisher's; `said` is the name to call it by."""
+def check_sum(archive: Archive, path: Path, what: str, way_out: str) -> None:
+    """Refuse a file whose MD5 sum is not the publisher's."""
     with open(path, "rb") as file:
         found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if found != archive.md5:
-        raise ValueError(
-            f"{said} has MD5 sum {found} where the publisher's is {archive.md5}: "
-            f"remove it if it is there, and fetch {archive.url} again"
-        )
+        raise ValueError(f"{what} has MD5 sum {found} where the publisher's is {archive.md5}: {way_out}")
 
 
 def unpack(archive: Archive, path: Path) -> Path:
-    """Unpack a checked archive beside its folder's place, then rename, so that a half folder never stands there."""
-    check_sum(archive, path, path)
+    """Check an archive and unpack it beside its folder's place, then rename: no half folder is ever seen."""
+    check_sum(archive, path, str(path), f"remove it and fetch {archive.url} again")
     target = path.parent / archive.folder
     beside = Path(tempfile.mkdtemp(prefix=f".{archive.folder}.", dir=path.parent))
     try:
@@ -124,7 +130,7 @@ class RefusedPickle(ValueError):
 
 
 def _latin1_bytes(text: str, encoding: str = "latin1") -> bytes:
-    """Stands for _codecs.encode, by which Python 3 writes bytes into old pickles; no other codec is allowed."""
+    """Stands for _codecs.encode, by which Python 3 writes bytes to old pickles; other codecs are refused."""
     if encoding != "latin1":
         raise RefusedPickle(f"a pickle asks for the codec {encoding!r}, which no array needs")
     return text.encode("latin1")
@@ -133,7 +139,8 @@ def _latin1_bytes(text: str, encoding: str = "latin1") -> bytes:
 def _constructors() -> dict[tuple[str, str], Callable[..., object]]:
     """Numpy's own constructors of arrays and scalars, under the module names of its old and new versions."""
     array = np.zeros(1, np.uint8)
-    found = {"_reconstruct": array.__reduce__()[0], "scalar": np.uint8(0).__reduce__()[0]}
+    found: dict[str, Any] = {"_reconstruct": array.__reduce__()[0], "scalar": np.uint8(0).__reduce__()[0]}
+    from_buffer: Any = array.__reduce_ex__(5)[0]
     allowed: dict[tuple[str, str], Callable[..., object]] = {
         ("numpy", "ndarray"): np.ndarray,
         ("numpy", "dtype"): np.dtype,
@@ -141,7 +148,7 @@ def _constructors() -> dict[tuple[str, str], Callable[..., object]]:
     }
     for core in ("numpy.core", "numpy._core"):
         allowed |= {(f"{core}.multiarray", name): maker for name, maker in found.items()}
-        allowed[f"{core}.numeric", "_frombuffer"] = array.__reduce_ex__(5)[0]
+        allowed[f"{core}.numeric", "_frombuffer"] = from_buffer
     return allowed
 
 
@@ -162,7 +169,9 @@ def read_pickle(path: Path) -> dict[str, object]:
         with open(path, "rb") as file:
             content = ArrayUnpickler(file, encoding="latin1").load()
     except RefusedPickle as error:
-        raise RefusedPickle(f"{path} was refused, and nothing of it ran: {error}; get it from its publisher") from error
+        raise RefusedPickle(
+            f"{path} was refused, and nothing of it ran: {error}; get it from its publisher"
+        ) from error
     except OSError:
         raise
     except Exception as error:  # a torn pickle can raise nearly anything

@@ -1,8 +1,8 @@
 """Images with labels, and parts of them: so many a class, a fraction, a long tail.
 
 N images, C classes. A part is decided in two steps: how many images each class keeps (`part_counts`, no
-randomness), and which ones (`draw_part`, from a seed). The second ranks the images of a class once, so with one
-seed the smaller part lies inside the larger one.
+randomness), and which ones (`draw_part`, from a seed). The second ranks the images of a class once, so with
+one seed the smaller part lies inside the larger one.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def part_counts(
 ) -> Tensor:
     """How many images of each class stay: per_class first, then fraction, then imbalance.
 
-    The long tail is n_c = int(n_max f^(c/(C-1))), c in label order (PAPER.md section 2), with n_max the largest
-    class that the first two leave. f = 0.01 and f = 100 mean the same; f = 1 leaves the classes as they are. A
-    class that has fewer than n_c images keeps them all.
+    The long tail is n_c = int(n_max f^(c/(C-1))), c in label order (the paper's Section 4.2), with n_max the
+    largest class that the first two leave. f = 0.01 and f = 100 mean the same; f = 1 leaves the classes as
+    they are. A class that has fewer than n_c images keeps them all.
 
     Args:
         class_counts: (C,) images of each class.
@@ -132,8 +132,8 @@ def _bend(counts: Tensor, imbalance: float, names: Sequence[str]) -> Tensor:
     tail = [int(largest * factor ** (label / last)) for label in range(len(counts))]
     if tail[-1] < 1:
         raise ValueError(
-            f"imbalance {imbalance} leaves no image of class {names[-1]!r}, since the largest class has {largest}: "
-            f"{largest} images allow {1 / largest:.3g} at most; raise imbalance, fraction or per_class"
+            f"imbalance {imbalance} leaves class {names[-1]!r} empty: the largest has {largest} images, "
+            f"which allow {1 / largest:.3g} (or {largest}) at most, so give a milder one or more images"
         )
     return torch.minimum(counts, torch.tensor(tail))
 
@@ -170,8 +170,8 @@ def hold_out(split: Split, class_names: Sequence[str], parts: int) -> tuple[Spli
     label = int(counts.argmin())
     if counts[label] < 2:
         raise ValueError(
-            f"class {class_names[label]!r} has {int(counts[label])} image, and one must be held out for testing: "
-            "add images, or give a val/ folder or a test split"
+            f"class {class_names[label]!r} has {int(counts[label])} image, and one must be held out for "
+            "testing: add images, or give a val/ folder or a test split"
         )
     held = (counts / parts).round().long().clamp(min=1)
     rows = draw_part(split.labels, held, HOLD_OUT_SEED)
@@ -181,7 +181,7 @@ def hold_out(split: Split, class_names: Sequence[str], parts: int) -> tuple[Spli
 
 
 def deic_rows(labels: Tensor, index: int) -> tuple[Tensor, Tensor]:
-    """Rows of split `index` of the DEIC benchmark: per class, in the publisher's order, images [50i, 50i + 50).
+    """Rows of DEIC's split i: per class, in the publisher's order, images [50i, 50i + 50).
 
     Returns:
         (30 C,) rows to train on and (20 C,) rows to validate on.
@@ -189,7 +189,8 @@ def deic_rows(labels: Tensor, index: int) -> tuple[Tensor, Tensor]:
     most = int(torch.bincount(labels).min()) // DEIC_TOTAL
     if not 0 <= index < most:
         raise ValueError(
-            f"deic_split is {index}; this dataset has {most} splits of {DEIC_TOTAL} images a class, counted from 0"
+            f"deic_split is {index}; this dataset has {most} splits of {DEIC_TOTAL} images a class, "
+            "counted from 0"
         )
     place = class_ranks(labels) - index * DEIC_TOTAL
     train = (place >= 0) & (place < DEIC_TRAIN)
@@ -198,10 +199,10 @@ def deic_rows(labels: Tensor, index: int) -> tuple[Tensor, Tensor]:
 
 
 def measure_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of (N, channels, H, W) uint8 images, as pixels in [0, 1]."""
+    """Mean and standard deviation of each channel of (N, channels, H, W) uint8 images, pixels in [0, 1]."""
     values = torch.arange(256, dtype=torch.float64) / 255
-    shares = [torch.bincount(c.flatten().cpu(), minlength=256) / c.numel() for c in images.unbind(1)]
-    mean = [float(share.double() @ values) for share in shares]
-    spread = [float(share.double() @ (values - m) ** 2) ** 0.5 for share, m in zip(shares, mean, strict=True)]
+    shares = [torch.bincount(c.flatten().cpu(), minlength=256).double() / c.numel() for c in images.unbind(1)]
+    mean = [float(share @ values) for share in shares]
+    spread = [float(share @ (values - m) ** 2) ** 0.5 for share, m in zip(shares, mean, strict=True)]
     # A channel of one value would divide by zero.
     return tuple(mean), tuple(max(s, 1 / 255) for s in spread)

@@ -88,6 +88,8 @@ class Recipe:
     """auto is bfloat16 on GPUs and float32 elsewhere."""
     compile: bool = False
     """torch.compile the model: 20 to 40 s once, then faster on a GPU."""
+    graph: bool = True
+    """On a GPU, the whole step as one CUDA graph."""
     eval_every: int = 10
     """Epochs between looks at the test set; the last epoch is the one that counts."""
 

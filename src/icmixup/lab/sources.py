@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from icmixup.lab.download import Archive, check_sum, fetch_archive, read_pickle
+from icmixup.lab.download import Archive, fetch_archive, read_pickle
 from icmixup.lab.parts import Source, Split, hold_out
 
 PIXELS = 3 * 32 * 32
@@ -50,29 +50,39 @@ def _pickles100(archive: Archive) -> Layout:
 LAYOUTS = {
     "cifar10": (
         Layout(
-            Archive(TORONTO + "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", "cifar-10-batches-bin"),
+            Archive(
+                TORONTO + "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", "cifar-10-batches-bin"
+            ),
             tuple(f"{name}.bin" for name in BATCHES),
             "test_batch.bin",
             "batches.meta.txt",
             header=1,
         ),
         _pickles10(
-            Archive(TORONTO + "cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", "cifar-10-batches-py")
+            Archive(
+                TORONTO + "cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", "cifar-10-batches-py"
+            )
         ),
     ),
     "cifar100": (
         Layout(
-            Archive(TORONTO + "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", "cifar-100-binary"),
+            Archive(
+                TORONTO + "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", "cifar-100-binary"
+            ),
             ("train.bin",),
             "test.bin",
             "fine_label_names.txt",
             header=2,
         ),
         _pickles100(
-            Archive(TORONTO + "cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", "cifar-100-python")
+            Archive(
+                TORONTO + "cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", "cifar-100-python"
+            )
         ),
     ),
-    "cifair10": (_pickles10(Archive(JENA + "ciFAIR-10.zip", "ca08fd390f0839693d3fc45c4e49585f", "ciFAIR-10")),),
+    "cifair10": (
+        _pickles10(Archive(JENA + "ciFAIR-10.zip", "ca08fd390f0839693d3fc45c4e49585f", "ciFAIR-10")),
+    ),
     "cifair100": (
         _pickles100(Archive(JENA + "ciFAIR-100.zip", "ddc236ab4b12eeb8b20b952614861a33", "ciFAIR-100")),
     ),
@@ -127,14 +137,18 @@ def _class_names(folder: Path, layout: Layout, count: int) -> tuple[str, ...]:
         return tuple(str(label) for label in range(count))
     names = path.read_text().split() if layout.header else read_pickle(path).get(layout.names_key)
     if not isinstance(names, list) or len(names) != count:
-        raise ValueError(f"{path} does not list {count} class names: remove {folder} and fetch the dataset again")
+        raise ValueError(
+            f"{path} does not list {count} class names: remove {folder} and fetch the dataset again"
+        )
     return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names)
 
 
 def _read_split(folder: Path, files: tuple[str, ...], layout: Layout, num_classes: int) -> Split:
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
-        raise ValueError(f"{folder} lacks {', '.join(missing)}: remove that folder and fetch the dataset again")
+        raise ValueError(
+            f"{folder} lacks {', '.join(missing)}: remove that folder and fetch the dataset again"
+        )
     parts = [_read_file(folder / file, layout, num_classes) for file in files]
     images = np.concatenate([pixels for pixels, _ in parts]).reshape(-1, 3, 32, 32)
     labels = np.concatenate([labels for _, labels in parts])
@@ -166,7 +180,9 @@ def _read_python(path: Path, key: str) -> tuple[Bytes, npt.NDArray[np.int64]]:
     content = read_pickle(path)
     pixels, labels = content.get("data"), content.get(key)
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or labels is None:
-        raise ValueError(f"{path} has no bytes under 'data' or nothing under {key!r}: fetch the dataset again")
+        raise ValueError(
+            f"{path} has no bytes under 'data' or nothing under {key!r}: fetch the dataset again"
+        )
     numbers = np.asarray(labels, dtype=np.int64)
     if pixels.size != len(numbers) * PIXELS:
         raise ValueError(
@@ -174,13 +190,3 @@ def _read_python(path: Path, key: str) -> tuple[Bytes, npt.NDArray[np.int64]]:
             "remove it and fetch the dataset again"
         )
     return pixels.reshape(-1, PIXELS), numbers
-
-
-def check_archive(name: str, data_dir: Path) -> bool:
-    """Whether an archive of the dataset lies in data_dir; a wrong sum is an error."""
-    for layout in LAYOUTS[name]:
-        path = data_dir / layout.archive.file_name
-        if path.exists():
-            check_sum(layout.archive, path, path)
-            return True
-    return False

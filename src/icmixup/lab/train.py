@@ -157,7 +157,7 @@ class Session:
     def make_epoch(self, number: int) -> Callable[[], Tensor]:
         """What runs an epoch and returns (steps,) losses: captured steps on a GPU, eager ones elsewhere."""
         step = make_step(self.learner, self.recipe, self.recipe.method_at(number), self.data)
-        if self.learner.device.type == "cuda" and world_size() == 1:
+        if self.recipe.graph and self.learner.device.type == "cuda" and world_size() == 1:
             self.fill(number)
             return GraphedEpoch(self.learner, step, self.epoch)
 

@@ -1,0 +1,121 @@
+"""--budget 5m: as many epochs as fit."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import math
+import re
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from icmixup.lab.data import Dataset
+from icmixup.lab.recipe import Recipe
+from icmixup.lab.runs import write_whole
+from icmixup.lab.train import Beat, Diverged, train
+from icmixup.methods import find_method
+
+DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
+MARGIN = 0.9  # of the budget is planned with: looks at the test set and checkpoints take the rest
+TRIAL_SHARE, TRIAL_SECONDS = 0.05, (1.0, 30.0)  # of the budget, within these bounds, measures an epoch
+TRIAL_EPOCHS = 50  # or as many as fit into that time
+
+
+class EnoughMeasured(Exception):  # noqa: N818 (not an error: the trial has run for long enough)
+    """Ends a trial run."""
+
+
+def parse_budget(text: str) -> float:
+    """Seconds of "90s", "5m" or "1h30m"."""
+    found = DURATION.fullmatch(text.strip().lower())
+    hours, minutes, seconds = (float(part or 0) for part in (found.groups() if found else ("0", "0", "0")))
+    total = 3600 * hours + 60 * minutes + seconds
+    if total <= 0:
+        raise ValueError(f"budget {text!r} is no length of time; give 90s, 5m or 1h30m, say")
+    return total
+
+
+def plan_epochs(
+    recipe: Recipe,
+    methods: Sequence[str],
+    num_seeds: int,
+    seconds: float,
+    *,
+    root: Path,
+    data_dir: Path,
+    dataset: Dataset,
+    device: torch.device,
+) -> int:
+    """How many epochs, at least one, let methods x seeds end within so many seconds.
+
+    The answer is kept in root / budgets.json: the same command must go on with the same recipes, and a clock
+    never says the same twice.
+    """
+    question = json.dumps(
+        [recipe.fields() | {"epochs": None}, list(methods), num_seeds, seconds, str(device)]
+    )
+    key = hashlib.sha256(question.encode()).hexdigest()[:10]
+    path = root / "budgets.json"
+    known: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
+    if key not in known:
+        started = time.monotonic()
+        start_up, epoch = measure_epoch(
+            dataclasses.replace(recipe, method=slowest(methods)), seconds, data_dir, dataset, device
+        )
+        left = seconds - (time.monotonic() - started)
+        known[key] = fit_epochs(left, len(methods) * num_seeds, start_up, epoch)
+        root.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(known, indent=1).encode())
+    return known[key]
+
+
+def fit_epochs(seconds: float, runs: int, start_up: float, epoch: float) -> int:
+    """Epochs of `epoch` seconds that each of so many runs has time for, at least one."""
+    return max(1, math.floor((MARGIN * seconds / runs - start_up) / epoch))
+
+
+def slowest(methods: Sequence[str]) -> str:
+    """The method that costs most: two forwards before one, Infinite Class before soft targets."""
+
+    def cost(name: str) -> tuple[bool, int, int]:
+        method = find_method(name)
+        return method.draw != "none" and method.clean_weight > 0, method.num_virtual, len(method.axes)
+
+    return max(methods, key=cost)
+
+
+def measure_epoch(
+    recipe: Recipe, budget: float, data_dir: Path, dataset: Dataset, device: torch.device
+) -> tuple[float, float]:
+    """Seconds before the first epoch and seconds an epoch, from a trial run that leaves nothing behind."""
+    least, most = TRIAL_SECONDS
+    limit = min(max(TRIAL_SHARE * budget, least), most)
+    beats: list[tuple[float, float]] = []  # when, and how many epochs were done
+    started = time.monotonic()
+
+    def listen(beat: Beat) -> None:
+        beats.append((time.monotonic() - started, beat.epoch))
+        if len(beats) > 2 and beats[-1][0] > limit:
+            raise EnoughMeasured
+
+    with tempfile.TemporaryDirectory() as folder:
+        # A trial that diverges has told its speed; its run will say the rest.
+        with contextlib.suppress(EnoughMeasured, Diverged):
+            trial = dataclasses.replace(recipe, epochs=TRIAL_EPOCHS, lr_drops=None, eval_every=TRIAL_EPOCHS)
+            train(trial, Path(folder), data_dir=data_dir, dataset=dataset, device=device, on_beat=listen)
+    return read_beats(beats, time.monotonic() - started)
+
+
+def read_beats(beats: Sequence[tuple[float, float]], total: float) -> tuple[float, float]:
+    """Start-up and epoch seconds; what comes before the first beat, warm-up included, is not an epoch's speed."""
+    if len(beats) < 2 or beats[-1][1] <= beats[0][1]:
+        return 0.0, total
+    (first, done), (last, all_done) = beats[0], beats[-1]
+    epoch = (last - first) / (all_done - done)
+    return max(0.0, total - all_done * epoch), epoch

@@ -1,0 +1,67 @@
+"""Claims that only a GPU can break. Elsewhere they are skipped: python -m pytest tests/test_cuda.py on one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from icmixup import METHODS
+from icmixup.lab.data import Dataset, Split
+from icmixup.lab.ranks import wrap_for_ranks
+from icmixup.lab.recipe import Recipe
+from icmixup.lab.runs import Run
+from icmixup.lab.steps import make_learner
+from icmixup.lab.train import Session
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+C = 5
+
+
+@pytest.fixture(autouse=True)
+def exact_kernels():
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.deterministic = False
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (150, 3, 16, 16), generator=generator, dtype=torch.uint8)
+    split = Split(images, torch.randint(C, (150,), generator=generator))
+    names = tuple(map(str, range(C)))
+    return Dataset("made", split, split, names, (0.5,) * 3, (0.25,) * 3).to(torch.device("cuda"))
+
+
+def epoch_losses(data, tmp_path, epochs=3, **choices):
+    """(epochs, steps) losses of a fresh run."""
+    recipe = Recipe(
+        dataset="made", model="small-cnn", batch_size=32, epochs=epochs, precision="float32", **choices
+    )
+    session = Session(Run(tmp_path, recipe), data, make_learner(recipe, data, wrap_for_ranks), None)
+    run_epoch, losses = session.make_epoch(0), []
+    for number in range(epochs):
+        session.fill(number)
+        losses.append(run_epoch().clone())
+    return torch.stack(losses)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_captured_steps_give_the_losses_of_eager_ones(method, data, tmp_path):
+    captured = epoch_losses(data, tmp_path, method=method, lr=0.01)
+    eager = epoch_losses(data, tmp_path, method=method, lr=0.01, graph=False)
+    assert captured.shape == (3, 5)
+    torch.testing.assert_close(captured, eager, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("choice", [{"ema": 0.9}, {"clip_norm": 0.1}, {"mix_prob": 0.5}, {"mode": "pair"}])
+def test_options_are_captured_too(choice, data, tmp_path):
+    captured = epoch_losses(data, tmp_path, method="ic-mixup", lr=0.01, **choice)
+    eager = epoch_losses(data, tmp_path, method="ic-mixup", lr=0.01, graph=False, **choice)
+    torch.testing.assert_close(captured, eager, rtol=2e-4, atol=2e-4)
+
+
+def test_steps_of_two_epochs_draw_differently(data, tmp_path):
+    losses = epoch_losses(data, tmp_path, epochs=2, method="ic-mixup", lr=1e-12, rotation=0.0, padding=0)
+    assert (losses[0] != losses[1]).all()
