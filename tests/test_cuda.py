@@ -1,4 +1,4 @@
-"""Claims that only a GPU can break. Elsewhere they are skipped: python -m pytest tests/test_cuda.py on one."""
+"""Claims that only a GPU can break; elsewhere they are skipped."""
 
 from __future__ import annotations
 

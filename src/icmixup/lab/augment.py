@@ -16,7 +16,8 @@ from icmixup.lab.pixels import affine_pixels, gather_pixels, inside, rotation_ma
 from icmixup.lab.trivial import Changes, change, draw_changes
 
 PADDING_MODES = ("zeros", "reflect")
-BLOCK_PIXELS = 1 << 23  # pixels of one channel at once; their coordinates then take some 300 MB
+# Pixels of one channel at once: on a CPU their coordinates should fit its cache, on a GPU take a few 100 MB.
+BLOCK_PIXELS = {"cpu": 1 << 18, "cuda": 1 << 23}
 
 
 class Moves(NamedTuple):
@@ -86,7 +87,7 @@ def _in_blocks(
     images: Tensor, moves: Moves, changes: Changes | None, padding: int, padding_mode: str
 ) -> Tensor:
     moved = torch.empty_like(images, memory_format=torch.contiguous_format)
-    step = max(1, BLOCK_PIXELS // (images.shape[2] * images.shape[3]))
+    step = max(1, BLOCK_PIXELS.get(images.device.type, 1 << 23) // (images.shape[2] * images.shape[3]))
     for start in range(0, len(images), step):
         rows = slice(start, start + step)
         block = move(images[rows], Moves(*(part[rows] for part in moves)), padding, padding_mode)

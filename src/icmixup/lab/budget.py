@@ -27,7 +27,7 @@ TRIAL_SHARE, TRIAL_SECONDS = 0.05, (1.0, 30.0)  # of the budget, within these bo
 TRIAL_EPOCHS = 50  # or as many as fit into that time
 
 
-class EnoughMeasured(Exception):  # noqa: N818 (not an error: the trial has run for long enough)
+class EnoughMeasured(Exception):
     """Ends a trial run."""
 
 
@@ -51,11 +51,12 @@ def plan_epochs(
     data_dir: Path,
     dataset: Dataset,
     device: torch.device,
+    again: bool = False,
 ) -> int:
     """How many epochs, at least one, let methods x seeds end within so many seconds.
 
     The answer is kept in root / budgets.json: the same command must go on with the same recipes, and a clock
-    never says the same twice.
+    never says the same twice. `again` measures anew.
     """
     question = json.dumps(
         [recipe.fields() | {"epochs": None}, list(methods), num_seeds, seconds, str(device)]
@@ -63,7 +64,7 @@ def plan_epochs(
     key = hashlib.sha256(question.encode()).hexdigest()[:10]
     path = root / "budgets.json"
     known: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
-    if key not in known:
+    if again or key not in known:
         started = time.monotonic()
         start_up, epoch = measure_epoch(
             dataclasses.replace(recipe, method=slowest(methods)), seconds, data_dir, dataset, device
@@ -104,16 +105,15 @@ def measure_epoch(
         if len(beats) > 2 and beats[-1][0] > limit:
             raise EnoughMeasured
 
-    with tempfile.TemporaryDirectory() as folder:
-        # A trial that diverges has told its speed; its run will say the rest.
-        with contextlib.suppress(EnoughMeasured, Diverged):
-            trial = dataclasses.replace(recipe, epochs=TRIAL_EPOCHS, lr_drops=None, eval_every=TRIAL_EPOCHS)
-            train(trial, Path(folder), data_dir=data_dir, dataset=dataset, device=device, on_beat=listen)
+    trial = dataclasses.replace(recipe, epochs=TRIAL_EPOCHS, lr_drops=None, eval_every=TRIAL_EPOCHS)
+    # A trial that diverges has told its speed; its run will say the rest.
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(EnoughMeasured, Diverged):
+        train(trial, Path(folder), data_dir=data_dir, dataset=dataset, device=device, on_beat=listen)
     return read_beats(beats, time.monotonic() - started)
 
 
 def read_beats(beats: Sequence[tuple[float, float]], total: float) -> tuple[float, float]:
-    """Start-up and epoch seconds; what comes before the first beat, warm-up included, is not an epoch's speed."""
+    """Start-up and epoch seconds; what comes before the first beat, warm-up included, tells no speed."""
     if len(beats) < 2 or beats[-1][1] <= beats[0][1]:
         return 0.0, total
     (first, done), (last, all_done) = beats[0], beats[-1]

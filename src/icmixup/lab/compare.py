@@ -1,6 +1,6 @@
 """Methods x seeds on the same images and the same initial weights: runs, standings, a verdict, files.
 
-comparison.json    everything: per method the accuracies and metrics by seed, the recipe, every row, the verdict
+comparison.json    per method the accuracies and metrics by seed; the recipe, every row, the verdict
 comparison.csv     a row a run
 """
 

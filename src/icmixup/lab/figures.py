@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import textwrap
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from icmixup.lab.compare import Comparison
+from icmixup.lab.runs import write_whole
 from icmixup.lab.standings import Standing, signed
 
 if TYPE_CHECKING:
@@ -18,7 +21,7 @@ ROW_INCHES = 0.42
 
 
 def plot_comparison(comparison: Comparison) -> Figure:
-    """Accuracies on the left, paired differences to the baseline on the right; a method a row, best on top."""
+    """Accuracies on the left, paired differences to the baseline on the right; best method on top."""
     from matplotlib.figure import Figure
 
     standings = [standing for standing in comparison.standings if standing.mean is not None]
@@ -32,7 +35,7 @@ def plot_comparison(comparison: Comparison) -> Figure:
     seeds = len(comparison.seeds)
     finish_axes(left, f"test accuracy, % (mean of {seeds} seed{'s' * (seeds > 1)})")
     finish_axes(right, f"difference to {comparison.baseline}, points (95 % interval)")
-    right.axvline(0, color=FAINT, linewidth=1, zorder=0)
+    right.axvline(0, color=FAINT, linewidth=1.5, zorder=1)
     title = "\n".join(textwrap.wrap(comparison.verdict, 110))
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     figure.supxlabel(caption(comparison), fontsize=8, color=OTHERS, x=0.01, ha="left")
@@ -56,9 +59,7 @@ def plot_accuracies(axes: Axes, standing: Standing, place: int) -> None:
     """A faint dot a seed, a bar at the mean."""
     seeds = standing.finished
     axes.scatter(seeds, [place] * len(seeds), s=22, color=colour(standing), alpha=0.45, linewidths=0)
-    axes.plot(
-        [standing.mean], [place], marker="|", markersize=16, markeredgewidth=2.2, color=colour(standing)
-    )
+    axes.plot([fmean(seeds)], [place], marker="|", markersize=16, markeredgewidth=2.2, color=colour(standing))
 
 
 def plot_difference(axes: Axes, standing: Standing, baseline: Standing | None, place: int) -> None:
@@ -99,10 +100,6 @@ def finish_axes(axes: Axes, label: str) -> None:
 
 def write_png(figure: Figure, path: Path) -> Path:
     """The figure as a PNG, written beside and renamed."""
-    import io
-
-    from icmixup.lab.runs import write_whole
-
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", facecolor="white")
     write_whole(path, buffer.getvalue())

@@ -87,6 +87,14 @@ class StagedNetwork(nn.Module):
         return scores
 
 
+class Norm(nn.BatchNorm2d):
+    """BatchNorm without its counter of batches, which nothing reads and which costs a kernel a layer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.num_batches_tracked = None
+
+
 class Residual(nn.Module):
     """relu(branch(x) + shortcut(x)), He et al. (2015)."""
 
@@ -132,7 +140,7 @@ def conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
 
 
 def norm_relu(width: int) -> nn.Sequential:
-    return nn.Sequential(nn.BatchNorm2d(width), nn.ReLU(inplace=True))
+    return nn.Sequential(Norm(width), nn.ReLU(inplace=True))
 
 
 def conv_norm_relu(inputs: int, outputs: int, size: int = 3, stride: int = 1) -> nn.Sequential:
@@ -143,12 +151,12 @@ def projection(inputs: int, outputs: int, stride: int) -> nn.Module:
     """1x1 convolution and BatchNorm where the shape changes, else the identity: option B of He et al."""
     if inputs == outputs and stride == 1:
         return nn.Identity()
-    return nn.Sequential(conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+    return nn.Sequential(conv(inputs, outputs, 1, stride), Norm(outputs))
 
 
 def basic_branch(inputs: int, outputs: int, stride: int) -> nn.Sequential:
     return nn.Sequential(
-        *conv_norm_relu(inputs, outputs, 3, stride), conv(outputs, outputs, 3), nn.BatchNorm2d(outputs)
+        *conv_norm_relu(inputs, outputs, 3, stride), conv(outputs, outputs, 3), Norm(outputs)
     )
 
 
@@ -166,7 +174,7 @@ def bottleneck(inputs: int, outputs: int, stride: int) -> Residual:
         *conv_norm_relu(inputs, width, 1),
         *conv_norm_relu(width, width, 3, stride),
         conv(width, outputs, 1),
-        nn.BatchNorm2d(outputs),
+        Norm(outputs),
     )
     return Residual(branch, projection(inputs, outputs, stride))
 

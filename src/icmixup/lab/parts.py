@@ -83,9 +83,10 @@ def part_counts(
 ) -> Tensor:
     """How many images of each class stay: per_class first, then fraction, then imbalance.
 
-    The long tail is n_c = int(n_max f^(c/(C-1))), c in label order (the paper's Section 4.2), with n_max the
-    largest class that the first two leave. f = 0.01 and f = 100 mean the same; f = 1 leaves the classes as
-    they are. A class that has fewer than n_c images keeps them all.
+    The long tail is n_c = int(n_max f^(c/(C-1))), c in label order, n_max the largest class that the first
+    two leave. The paper prints no rule; this one gives the known sizes of the LT-CIFAR sets it trains on.
+    f = 0.01 and f = 100 mean the same, and f = 1 leaves the classes as they are. A class that has fewer than
+    n_c images keeps them all.
 
     Args:
         class_counts: (C,) images of each class.

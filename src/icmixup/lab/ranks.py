@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor, nn
 from torch import distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -54,6 +54,19 @@ def wait_for_all() -> None:
         dist.barrier()
 
 
+def average_over_ranks(values: Tensor) -> Tensor:
+    """The mean of what every rank holds; alone, the values themselves."""
+    if world_size() == 1:
+        return values
+    total = values.clone()
+    dist.all_reduce(total)
+    return total / world_size()
+
+
 def wrap_for_ranks(model: nn.Module) -> nn.Module:
-    """The model with gradients averaged over ranks; alone, the model itself."""
-    return DistributedDataParallel(model) if world_size() > 1 else model
+    """The model with gradients averaged over ranks; alone, the model itself.
+
+    Buffers stay each rank's own, and the first rank's are tested and kept: a broadcast before the second of
+    two forward passes would change what the first one's backward pass reads.
+    """
+    return DistributedDataParallel(model, broadcast_buffers=False) if world_size() > 1 else model

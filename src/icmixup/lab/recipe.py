@@ -7,11 +7,16 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
+from icmixup.checks import check_choice
 from icmixup.contrast import DUPLICATES, Duplicates
 from icmixup.methods import Method, find_method
 from icmixup.pairs import MODES, Mode
+
+Schedule = Literal["step", "cosine"]
+PaddingMode = Literal["zeros", "reflect"]
+Precision = Literal["auto", "float32", "bfloat16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +51,7 @@ class Recipe:
     epochs: int = 200
     batch_size: int = 128
     lr: float = 0.1
-    schedule: Literal["step", "cosine"] = "step"
+    schedule: Schedule = "step"
     lr_drops: tuple[int, ...] | None = None
     """Epochs after which lr is multiplied by lr_factor; a quarter, a half and three quarters if not given."""
     lr_factor: float = 0.2
@@ -61,7 +66,7 @@ class Recipe:
 
     padding: int = 4
     """Pixels of padding before a random crop."""
-    padding_mode: Literal["zeros", "reflect"] = "zeros"
+    padding_mode: PaddingMode = "zeros"
     flip: bool = True
     rotation: float = 15.0
     """Largest angle, in degrees, either way."""
@@ -84,7 +89,7 @@ class Recipe:
     mix_off_epoch: int | None = None
     """Epoch after which nothing is mixed any more."""
 
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Precision = "auto"
     """auto is bfloat16 on GPUs and float32 elsewhere."""
     compile: bool = False
     """torch.compile the model: 20 to 40 s once, then faster on a GPU."""
@@ -103,12 +108,13 @@ class Recipe:
             raise ValueError(f"imbalance must be positive, 0.01 or 100, say, got {self.imbalance}")
         if self.lr_drops and max(self.lr_drops) >= self.epochs:
             raise ValueError(f"lr_drops {self.lr_drops} reach past the last of {self.epochs} epochs")
-        if self.mode is not None and self.mode not in MODES:
-            raise ValueError(f"mode {self.mode!r} is unknown; it is one of {', '.join(MODES)}")
-        if self.duplicates is not None and self.duplicates not in DUPLICATES:
-            raise ValueError(
-                f"duplicates {self.duplicates!r} is unknown; it is one of {', '.join(DUPLICATES)}"
-            )
+        check_choice("schedule", self.schedule, get_args(Schedule))
+        check_choice("padding_mode", self.padding_mode, get_args(PaddingMode))
+        check_choice("precision", self.precision, get_args(Precision))
+        if self.mode is not None:
+            check_choice("mode", self.mode, MODES)
+        if self.duplicates is not None:
+            check_choice("duplicates", self.duplicates, DUPLICATES)
         if self.ema is not None:
             check_range("ema", self.ema, 0, 1, "a decay, 0.999 say")
 
@@ -127,11 +133,11 @@ class Recipe:
         return f"{data}{part}.{self.model.replace('/', '-')}.{self.method}.s{self.seed}.{self.key}"
 
     @property
-    def drops(self) -> tuple[int, ...]:
-        """The epochs after which lr falls: 50, 100, 150 of 200."""
+    def drops(self) -> tuple[float, ...]:
+        """The epochs after which lr falls: 50, 100, 150 of 200; amid an epoch where a quarter ends there."""
         if self.lr_drops is not None:
             return self.lr_drops
-        return tuple(self.epochs * quarter // 4 for quarter in (1, 2, 3))
+        return tuple(self.epochs * quarter / 4 for quarter in (1, 2, 3))
 
     def fields(self) -> dict[str, object]:
         """Everything, as JSON has it."""

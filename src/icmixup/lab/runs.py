@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import subprocess
+import warnings
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,7 +40,9 @@ class Run:
         return json.loads(path.read_text()) if path.exists() else None
 
     def finish(self, row: State) -> State:
+        """Write the row; a finished run keeps its newest checkpoint alone."""
         write_whole(self.folder / "result.json", json.dumps(row, indent=1).encode())
+        self.checkpoints()[1].unlink(missing_ok=True)
         return row
 
     def log(self, **values: object) -> None:
@@ -74,24 +77,27 @@ class Run:
             newest, content + hashlib.sha256(content).digest(), keep=previous if newest.exists() else None
         )
 
-    def load(self, device: torch.device) -> tuple[State | None, list[str]]:
+    def load(self, device: torch.device) -> tuple[State | None, dict[Path, str]]:
         """The newest good checkpoint, if there is one, and why others were refused."""
-        refused: list[str] = []
+        refused: dict[Path, str] = {}
         for path in self.checkpoints():
             if not path.exists():
                 continue
             try:
                 return read_checkpoint(path, self.recipe, device), refused
             except ValueError as error:
-                refused.append(str(error))
+                refused[path] = str(error)
         return None, refused
+
+    def set_aside(self, refused: dict[Path, str]) -> None:
+        """Rename what was refused and say why: the next checkpoint must not push out the good one for it."""
+        for path, reason in refused.items():
+            os.replace(path, path.with_suffix(".refused"))
+            warnings.warn(reason, stacklevel=2)
+            self.log(epoch=0, refused=reason)
 
     def checkpoints(self) -> tuple[Path, Path]:
         return self.folder / "checkpoint.pt", self.folder / "checkpoint.previous.pt"
-
-    def drop_checkpoints(self) -> None:
-        """A finished run keeps its newest checkpoint alone."""
-        self.checkpoints()[1].unlink(missing_ok=True)
 
 
 def open_run(root: Path, recipe: Recipe) -> Run:
@@ -108,11 +114,11 @@ def read_checkpoint(path: Path, recipe: Recipe, device: torch.device) -> State:
     content = path.read_bytes()
     body, digest = content[:-DIGEST], content[-DIGEST:]
     if hashlib.sha256(body).digest() != digest:
-        raise ValueError(f"{path} is torn or not a checkpoint of ours; it is left where it is and not used")
+        raise ValueError(f"{path} is torn or not a checkpoint of ours; it is set aside and not used")
     state: State = torch.load(io.BytesIO(body), map_location=device, weights_only=True)
     if state.get("recipe") != recipe.key:
         raise ValueError(
-            f"{path} belongs to recipe {state.get('recipe')}, not to {recipe.key}; move it out of the folder"
+            f"{path} is of recipe {state.get('recipe')}, not of {recipe.key}; it is set aside and not used"
         )
     return state
 
@@ -120,10 +126,15 @@ def read_checkpoint(path: Path, recipe: Recipe, device: torch.device) -> State:
 def write_whole(path: Path, content: bytes, keep: Path | None = None) -> None:
     """Write beside, flush to the disk, rename; `keep` is where the file that stood there goes."""
     beside = path.with_name(path.name + ".part")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:  # on a full disk half a file would only take up more room
+        beside.unlink(missing_ok=True)
+        error.filename = str(path)
+        raise
     if keep is not None:
         os.replace(path, keep)
     os.replace(beside, path)

@@ -1,4 +1,4 @@
-"""How methods stand against a baseline: means over seeds, paired differences, intervals, and a verdict in words."""
+"""How methods stand against a baseline: means, paired differences, intervals, and a verdict in words."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def paired_difference(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected for their number (Holm, 1979): the k-th smallest of m times m - k + 1, never falling."""
+    """p-values corrected for their number m (Holm, 1979): the k-th smallest times m - k + 1, in order."""
     corrected = [0.0] * len(p_values)
     highest = 0.0
     for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
@@ -185,7 +185,7 @@ def verdict(standings: Sequence[Standing], baseline: str) -> str:
         return f"{leader(best)}, and nothing to compare it with"
     if max(len(s.finished) for s in scored) < 2:
         ahead = "" if best.difference is None else f", {signed(best.difference.mean)} against {baseline}"
-        return f"{leader(best)}{ahead}; but one seed gives no interval and proves nothing: give --seeds 3 or more"
+        return f"{leader(best)}{ahead}; but one seed gives no interval and proves nothing: give --seeds 3"
     return against_baseline(scored, base) + against_the_others(scored, base)
 
 
@@ -227,17 +227,17 @@ def footnote(standings: Sequence[Standing], baseline: str) -> str:
         s.method: s.difference for s in standings if s.difference is not None and s.difference.p is not None
     }
     if not gaps:
-        return "No intervals: a difference needs two seeds or more, and they must not all agree to the last image."
+        return "No intervals: they need two seeds or more that do not all agree to the last image."
     text = (
-        f"Brackets: 95 % interval (Student's t) of the difference to {baseline}, paired by seed; it covers new "
-        "seeds, not other data."
+        f"Brackets: 95 % interval (Student's t) of the difference to {baseline}, paired by seed; "
+        "it covers new seeds, not other data."
     )
     if len(gaps) == 1:
         return text
     chance = min(100, round(100 * (1 - LEVEL) * len(gaps)))
     kept = [m for m, gap in gaps.items() if gap.p_corrected is not None and gap.p_corrected < 1 - LEVEL]
     return (
-        f"{text} The {len(gaps)} intervals are not corrected for their number: were there no differences at all, "
+        f"{text} The {len(gaps)} intervals are not corrected for their number: were there no differences, "
         f"the chance of a bracket without 0 would be up to {chance} %. Clear also after Holm's correction: "
         f"{', '.join(kept) or 'none'}."
     )

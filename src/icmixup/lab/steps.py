@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from icmixup.hidden import hidden_modules
 from icmixup.lab.augment import normalise
 from icmixup.lab.data import Dataset
 from icmixup.lab.models import build_model
@@ -58,6 +59,11 @@ class Learner:
         self.optimizer.load_state_dict(state["optimizer"])  # type: ignore[arg-type]
         for group in self.optimizer.param_groups:  # loading puts a copy there
             group["lr"] = self.lr
+
+    def is_finite(self) -> bool:
+        """Whether everything that training changes is a number still; the host waits for the device once."""
+        floats = [tensor for tensor in self.tensors() if tensor.is_floating_point()]
+        return bool(torch.stack(torch._foreach_norm(floats, torch.inf)).isfinite().all())
 
     def tensors(self) -> list[Tensor]:
         """Everything that a step changes, for a snapshot."""
@@ -112,7 +118,8 @@ def compiled_model(
     """A module and its compiled form, made once a process: later runs put their weights into it."""
     model = build_model(name, num_classes, channels=channels, seed=0)
     model = place(model, device)
-    return model, torch.compile(model, dynamic=False)  # type: ignore[return-value]
+    # At a batch of 128 many kernels are small: side by side in one launch they cost less.
+    return model, torch.compile(model, dynamic=False, options={"combo_kernels": True})  # type: ignore[return-value]
 
 
 def place(model: nn.Module, device: torch.device) -> nn.Module:
@@ -132,6 +139,8 @@ def make_step(learner: Learner, recipe: Recipe, method: Method, dataset: Dataset
     dtype = autocast_dtype(recipe, device)
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     weights = list(learner.model.parameters())
+    # Asked of the plain module: a wrapper for several ranks does not pass its names on.
+    hidden = hidden_modules(learner.model) if method.draw == "manifold" else None
 
     def step(images: Tensor, labels: Tensor, lr: Tensor, whole: bool) -> Tensor:
         learner.lr.copy_(lr)
@@ -139,7 +148,9 @@ def make_step(learner: Learner, recipe: Recipe, method: Method, dataset: Dataset
         # A short last batch goes through the plain module: compiled code is for one shape.
         model = learner.forward if whole or not recipe.compile else learner.model
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-            loss = training_loss(model, inputs, labels, method, class_counts, generator=learner.generator)
+            loss = training_loss(
+                model, inputs, labels, method, class_counts, generator=learner.generator, hidden=hidden
+            )
         learner.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         if recipe.clip_norm is not None:
@@ -193,6 +204,7 @@ class GraphedEpoch:
 
     def __init__(self, learner: Learner, step: Step, epoch: Epoch) -> None:
         self.epoch = epoch
+        self.kept: list[object] = [step]  # what a graph reads must live as long as the graph
         self.place = torch.zeros(1, dtype=torch.int64, device=epoch.images.device)  # number of the next step
         self.losses = torch.zeros_like(epoch.lrs)
         whole, rest = divmod(len(epoch.labels), epoch.batch_size)
@@ -202,6 +214,7 @@ class GraphedEpoch:
 
     def capture(self, learner: Learner, step: Step, size: int) -> torch.cuda.CUDAGraph:
         rows = torch.arange(size, device=self.place.device)
+        self.kept.append(rows)
 
         def run() -> None:
             batch = self.place * self.epoch.batch_size + rows

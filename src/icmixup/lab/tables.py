@@ -79,8 +79,8 @@ def has(comparison: Comparison, measure: str) -> bool:
 def honesty_columns() -> list[Column]:
     """How good the probabilities are, before and after one temperature; and what it took."""
     return [
-        Column("NLL, scaled", lambda s: pair(s, "nll", ".2f")),
-        Column("calib. error %, scaled", lambda s: pair(s, "calibration_error", ".1f")),
+        Column("NLL → scaled", lambda s: pair(s, "nll", ".2f")),
+        Column("calib. error % → scaled", lambda s: pair(s, "calibration_error", ".1f")),
         Column("a run", run_time),
     ]
 

@@ -19,7 +19,15 @@ from torch import Tensor
 from icmixup.lab.augment import augment
 from icmixup.lab.data import Dataset, load_dataset
 from icmixup.lab.evaluate import evaluate, split_scores
-from icmixup.lab.ranks import join_ranks, pick_device, rank, wait_for_all, world_size, wrap_for_ranks
+from icmixup.lab.ranks import (
+    average_over_ranks,
+    join_ranks,
+    pick_device,
+    rank,
+    wait_for_all,
+    world_size,
+    wrap_for_ranks,
+)
 from icmixup.lab.recipe import Recipe
 from icmixup.lab.runs import Run, open_run, provenance
 from icmixup.lab.steps import Epoch, GraphedEpoch, Learner, autocast_dtype, make_learner, make_step
@@ -123,15 +131,14 @@ class Session:
     def resume(self) -> None:
         """Go on from the newest good checkpoint, if there is one."""
         state, refused = self.run.load(self.learner.device)
-        if rank() == 0:
-            for reason in refused:
-                self.run.log(epoch=0, refused=reason)
         if state is not None:
             self.learner.load(state)
             self.epochs_done, self.seconds = state["epochs_done"], state["seconds"]
             self.accuracy, self.loss, self.metrics = state["accuracy"], state["loss"], state["metrics"]
+        wait_for_all()  # until every rank has read what is now set aside
         if rank() == 0:
             self.run.cut_log(self.epochs_done)
+            self.run.set_aside(refused)
 
     def train(self, checkpoint_seconds: float, track: Callable[[int, dict[str, float]], None]) -> None:
         """Epoch by epoch to the end, with a checkpoint now and then."""
@@ -150,7 +157,8 @@ class Session:
             self.look()
             self.seconds += time.monotonic() - started
             self.report(track)
-            if time.monotonic() - saved >= checkpoint_seconds or self.epochs_done == self.recipe.epochs:
+            # Clocks differ, so no rank may wait here for another: the first one saves when its own says so.
+            if rank() == 0 and (time.monotonic() - saved >= checkpoint_seconds or self.at_end()):
                 self.save()
                 saved = time.monotonic()
 
@@ -174,7 +182,7 @@ class Session:
                     beaten = time.monotonic()
                     done = (k + 1) * self.recipe.batch_size
                     self.beat(losses[k].item(), done / len(self.data.train), done / (beaten - started))
-            return losses
+            return average_over_ranks(losses)
 
         return eager
 
@@ -200,14 +208,19 @@ class Session:
         self.epoch.lrs.copy_(torch.tensor(lrs))
 
     def check_losses(self, losses: Tensor, number: int) -> None:
-        """The epoch's mean loss, if it is a number; the last good checkpoint is kept if not."""
+        """The epoch's mean loss, if it and the weights are numbers; if not, the run ends here."""
         self.loss = losses.mean().item()
-        if not math.isfinite(self.loss):
-            step = int((~losses.isfinite()).nonzero()[0])
+        # A last step can spoil the weights after a loss that was still a number.
+        if not math.isfinite(self.loss) or not self.learner.is_finite():
+            bad = (~losses.isfinite()).nonzero().flatten().tolist()
+            what = (
+                f"loss became {losses[bad[0]]:g} in step {bad[0] + 1}"
+                if bad
+                else "weights overflowed at the end"
+            )
             raise Diverged(
-                f"the loss of {self.recipe.name} became {losses[step].item()} in step {step + 1} of epoch "
-                f"{number + 1}; try --lr {self.recipe.lr / 10:g}, --clip-norm 1 or --precision float32 "
-                f"(the last good checkpoint is kept in {self.run.folder})"
+                f"the {what} of epoch {number + 1} of {self.recipe.name}; try --lr {self.recipe.lr / 10:g}, "
+                f"--clip-norm 1 or --precision float32 (the last good checkpoint is in {self.run.folder})"
             )
 
     def look(self) -> None:
@@ -247,16 +260,14 @@ class Session:
         self.on_beat(Beat(epoch, self.recipe.epochs, loss, self.accuracy, speed, left))
 
     def save(self) -> None:
-        if rank() == 0:
-            progress = {
-                "epochs_done": self.epochs_done,
-                "seconds": self.seconds,
-                "accuracy": self.accuracy,
-                "loss": self.loss,
-                "metrics": self.metrics,
-            }
-            self.run.save({**self.learner.state(), **progress})
-        wait_for_all()
+        progress = {
+            "epochs_done": self.epochs_done,
+            "seconds": self.seconds,
+            "accuracy": self.accuracy,
+            "loss": self.loss,
+            "metrics": self.metrics,
+        }
+        self.run.save({**self.learner.state(), **progress})
 
     def row(self) -> dict[str, Any]:
         """The run as one row: recipe, metrics, time, and where it was made."""
@@ -295,4 +306,9 @@ def check_sizes(recipe: Recipe, data: Dataset) -> None:
         raise ValueError(
             f"a batch of {recipe.batch_size} is larger than the {len(data.train)} training images of "
             f"{recipe.dataset}; give --batch-size {max(1, len(data.train) // 4)}, say"
+        )
+    if recipe.batch_size < world_size():
+        raise ValueError(
+            f"a batch of {recipe.batch_size} leaves some of {world_size()} ranks without an image; "
+            f"give --batch-size {32 * world_size()}, say"
         )

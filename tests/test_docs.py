@@ -1,0 +1,265 @@
+"""The README and the docs say what is: their code runs, and their tables and trees are those of the code."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import importlib.util
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+from icmixup import METHODS, Method
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+README, PAPER, CARDS = ROOT / "README.md", ROOT / "docs" / "paper.md", ROOT / "docs" / "methods.md"
+needs_cli = pytest.mark.skipif(
+    importlib.util.find_spec("icmixup.lab.cli") is None, reason="icmixup.lab.cli is not written yet"
+)
+
+
+def page_name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path, *languages: str) -> list[tuple[int, str]]:
+    """The line number and text of each fenced block in one of the languages ("" for a bare fence)."""
+    found: list[tuple[int, str]] = []
+    opened, language, lines = 0, "", []
+    for number, line in enumerate(page.read_text().splitlines(), start=1):
+        if not line.startswith("```"):
+            lines.append(line)
+        elif opened:
+            found += [(opened, "\n".join(lines))] if language in languages else []
+            opened = 0
+        else:
+            opened, language, lines = number, line[3:].strip(), []
+    assert not opened, f"{page_name(page)}:{opened} opens a block that is never closed"
+    return found
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of every table row, header rows included."""
+    lines = [
+        line for line in text.splitlines() if line.startswith("|") and not re.fullmatch(r"[|\-: ]+", line)
+    ]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def section(page: Path, title: str) -> str:
+    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", page.read_text(), re.M | re.S)
+    assert found, f"{page_name(page)} has no section {title!r}"
+    return found[1]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=page_name)
+def test_code_of_a_page_runs_from_top_to_bottom(page: Path) -> None:
+    namespace: dict[str, object] = {"__name__": "docs"}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for line, source in blocks(page, "python"):
+            # Blank lines in front, so that a traceback names the page's own line.
+            exec(compile("\n" * line + source, str(page), "exec"), namespace)
+
+
+def test_the_line_that_replaces_a_criterion_runs() -> None:
+    added = [
+        line[1:].strip() for _, text in blocks(README, "diff") for line in text.splitlines() if line[0] == "+"
+    ]
+    assert added
+    for line in added:
+        namespace: dict[str, object] = {"icm": importlib.import_module("icmixup")}
+        exec(line, namespace)
+        criterion = namespace["criterion"]
+        assert isinstance(criterion, torch.nn.Module)
+        targets = torch.tensor([[0.8, 0.2], [0.5, 0.5]])
+        assert criterion(torch.tensor([[3.0, 1.0], [0.0, 1.0]]), targets).shape == ()
+
+
+def test_readme_tree_is_the_real_tree() -> None:
+    tree = next(text for _, text in blocks(README, "") if text.startswith("src/icmixup/"))
+    folder, told = "", []
+    for line in filter(None, tree.splitlines()):
+        name, *words = line.split()
+        assert words, f"{name} stands in the tree without a word about it"
+        folder = folder if line.startswith(" ") else name
+        told += [folder + name] if line.startswith(" ") else []
+    paths = (ROOT / "src" / "icmixup").rglob("*")
+    files = {path.relative_to(ROOT).as_posix() for path in paths if path.is_file() and path.suffix != ".pyc"}
+    assert sorted(set(told) - files) == [], "told in the tree, but not there"
+    assert sorted(files - set(told)) == [], "there, but not told in the tree"
+    assert len(set(told)) == len(told), "told twice"
+
+
+def test_tree_lines_up_and_fits() -> None:
+    tree = next(text for _, text in blocks(README, "") if text.startswith("src/icmixup/"))
+    starts = {re.match(r"\s*\S+\s+", line).end() for line in filter(None, tree.splitlines())}  # type: ignore[union-attr]
+    assert len(starts) == 1
+    assert max(map(len, tree.splitlines())) <= 110
+
+
+def equations() -> list[list[str]]:
+    return [row for row in rows(section(PAPER, "Equations")) if row[0] != "Eq."]
+
+
+def test_every_equation_of_the_paper_has_a_row() -> None:
+    assert [row[0] for row in equations()] == [*map(str, range(1, 11)), *(f"A.{n}" for n in range(1, 13))]
+
+
+@pytest.mark.parametrize("row", equations(), ids=lambda row: f"Eq. {row[0]}")
+def test_functions_and_tests_named_for_an_equation_exist(row: list[str]) -> None:
+    functions, tests = re.findall(r"`([\w.]+)`", row[2]), re.findall(r"`(\w+)`", row[3])
+    assert functions, "no function is named"
+    assert tests, "no test is named"
+    assert all(map(is_callable, functions))
+    assert set(tests) <= names_of_tests()
+
+
+def test_every_function_and_test_named_on_the_paper_page_exists() -> None:
+    spans = re.findall(r"`([\w.]+)`", PAPER.read_text())
+    rooms = "|".join(path.stem for path in (ROOT / "src" / "icmixup").glob("*.py"))
+    dotted = {span for span in spans if re.fullmatch(rf"(?:{rooms})\.\w+", span)} - {
+        page.name for page in PAGES
+    }
+    assert dotted
+    assert [span for span in dotted if not is_callable(span)] == []
+    assert {span for span in spans if span.startswith("test_")} <= names_of_tests()
+
+
+def is_callable(dotted: str) -> bool:
+    room, name = dotted.rsplit(".", 1)
+    return callable(getattr(importlib.import_module(f"icmixup.{room}"), name, None))
+
+
+def names_of_tests() -> set[str]:
+    trees = (ast.parse(path.read_text()) for path in (ROOT / "tests").glob("test_*.py"))
+    return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+def test_ten_decisions_each_say_what_we_do() -> None:
+    text = section(PAPER, "Where paper and released code part ways")
+    decisions = re.split(r"^\*\*(?=\d+\. )", text, flags=re.M)[1:]
+    assert [int(decision.split(".")[0]) for decision in decisions] == list(range(1, 11))
+    assert [decision[:2] for decision in decisions if "*We*" not in decision] == []
+
+
+def cards() -> dict[str, str]:
+    """Method name to the settings that its card prints."""
+    named = [row for row in rows(CARDS.read_text()) if len(row) == 3 and row[1].startswith("`draw=")]
+    assert len({row[0] for row in named}) == len(named), "a method has two cards"
+    return {row[0].strip("`"): row[1].strip("`") for row in named}
+
+
+def test_every_method_has_exactly_one_card() -> None:
+    assert sorted(cards()) == sorted(METHODS)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_settings_on_a_card_are_those_of_the_method(name: str) -> None:
+    told = eval(f"dict({cards()[name]})")
+    assert Method(**told) == METHODS[name]
+    if METHODS[name].draw != "none":
+        assert "alpha" in told, "alpha is a number that every reader asks for"
+
+
+def test_every_card_has_a_formula_and_a_source() -> None:
+    text = CARDS.read_text()
+    for title in re.findall(r"^## (.+)$", text, re.M):
+        card = section(CARDS, title)
+        if "`draw=" in card:
+            assert re.search(r"^    \S", card, re.M), f"{title} has no formula"
+            assert re.search(r"^Source: ", card, re.M), f"{title} has no source"
+
+
+def test_table_of_settings_is_the_dataclass() -> None:
+    told = {row[0].strip("`"): row[1].strip("`") for row in rows(section(CARDS, "All settings"))[1:]}
+    fields = dataclasses.fields(Method)
+    assert list(told) == [field.name for field in fields]
+    for field in fields:
+        if field.default is dataclasses.MISSING:
+            assert told[field.name] == ""
+        else:
+            assert ast.literal_eval(told[field.name]) == field.default
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_links_to_pages_and_headings_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\((?!https?://)([^)\s]+)\)", page.read_text()):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), f"{link} is not there"
+        if anchor:
+            titles = re.findall(r"^#+ (.+)$", target.read_text(), re.M)
+            slugs = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+            assert anchor in slugs, f"{link} names no heading"
+
+
+def commands() -> list[str]:
+    """Every icmixup command of the pages, without its comment."""
+    text = "\n".join(text for page in PAGES for _, text in blocks(page, "console", "bash"))
+    return [line.split("#")[0].strip() for line in re.findall(r"^\$ (icmixup .*)$", text, re.M)]
+
+
+def help_of(words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    from icmixup.lab.cli import main
+
+    monkeypatch.setenv("COLUMNS", "200")
+    try:
+        code: object = main([*words, "--help"])
+    except SystemExit as stop:
+        code = stop.code
+    assert not code, f"icmixup {' '.join(words)} --help ends with {code}"
+    return capsys.readouterr().out
+
+
+@needs_cli
+@pytest.mark.parametrize("command", commands())
+def test_flags_of_a_printed_command_exist(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = command.split()[1:]
+    first_flag = next((n for n, word in enumerate(words) if word.startswith("-")), len(words))
+    told = help_of(words[:first_flag], capsys, monkeypatch)
+    for flag in re.findall(r"--[a-z][\w-]*", command):
+        assert re.search(rf"{flag}(?![\w-])", told), f"{flag} is not in the help of icmixup {words[0]}"
+
+
+@needs_cli
+def test_flags_named_in_the_text_exist(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = help_of(["train"], capsys, monkeypatch)
+    for flag in re.findall(r"`(--[a-z][\w-]*)", PAPER.read_text()):
+        assert re.search(rf"{flag}(?![\w-])", told), f"{flag} is not in the help of icmixup train"
+
+
+def test_version_is_the_same_everywhere() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert re.search(rf"^version: {re.escape(version)}$", (ROOT / "CITATION.cff").read_text(), re.M)
+    newest = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert newest
+    assert newest[1] == version
+
+
+# Folders of somebody's machine, addresses with a password in them, hosts that are not public. A test may have
+# its own server on 127.0.0.1.
+PRIVATE = re.compile(
+    r"(?<![\w.$}~)])/(?:home|root|Users|work|mnt|opt)/\w"
+    r"|https?://[^/\s:@\"']+:[^/\s@\"']+@"
+    r"|https?://(?:(?!127\.)\d+\.\d+\.\d+\.\d+|[\w.-]*(?:artifactory|nexus|registry|proxy|internal)[\w.-]*)[:/]"
+)
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="only a checkout knows which files are tracked")
+def test_no_tracked_file_names_a_private_machine_or_registry() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            found = PRIVATE.search((ROOT / name).read_text(errors="ignore"))
+            assert not found, f"{name} names {found[0]}"
