@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -197,7 +198,7 @@ def load_data(recipe: Recipe, data_dir: Path, console: Console) -> Dataset:
 def check_folder(name: str) -> None:
     """Offer the nearest folder where a path leads nowhere; other names are the data room's to judge."""
     path = Path(name)
-    if name.startswith("hf:") or path.is_dir() or len(path.parts) < 2:
+    if name.startswith("hf:") or path.is_dir() or os.sep not in name:
         return
     if path.exists():
         raise ValueError(

@@ -180,33 +180,43 @@ def verdict(standings: Sequence[Standing], baseline: str) -> str:
         return "every run diverged; try a tenth of the --lr, or --clip-norm 1"
     best, base = scored[0], next(s for s in standings if s.method == baseline)
     if base.mean is None:
-        return f"{baseline}, the baseline, diverged, so nothing can be compared with it; {leader(best)}"
+        return f"{baseline}, the baseline, diverged, so nothing can be compared with it; {leader(scored)}"
     if len(scored) == 1:
-        return f"{leader(best)}, and nothing to compare it with"
+        return f"{leader(scored)}, and nothing to compare it with"
     if max(len(s.finished) for s in scored) < 2:
         ahead = "" if best.difference is None else f", {signed(best.difference.mean)} against {baseline}"
-        return f"{leader(best)}{ahead}; but one seed gives no interval and proves nothing: give --seeds 3"
+        return f"{leader(scored)}{ahead}; but one seed gives no interval and proves nothing: give --seeds 3"
     return against_baseline(scored, base) + against_the_others(scored, base)
 
 
-def leader(best: Standing) -> str:
-    return f"{best.method} has the highest accuracy, {best.mean:.1f} %"
+def leader(scored: Sequence[Standing]) -> str:
+    top = [s.method for s in scored if s.mean == scored[0].mean]
+    who = f"{top[0]} has" if len(top) == 1 else f"{' and '.join(top)} share"
+    return f"{who} the highest accuracy, {scored[0].mean:.1f} %"
+
+
+def against(difference: Difference | None, other: Standing) -> str:
+    return f"{'no seed in common' if difference is None else difference} against {other.method}"
+
+
+def unclear(difference: Difference | None) -> str:
+    return "" if difference is not None and difference.clear else ", no clear difference"
 
 
 def against_baseline(scored: Sequence[Standing], base: Standing) -> str:
     """The first half of the verdict."""
-    best = scored[0]
+    best, runner_up = scored[:2]
     if best is base:
-        above = f"the next, {scored[1].method}, has {scored[1].difference} against it"
-        note = "" if scored[1].difference and scored[1].difference.clear else ", no clear difference"
-        return f"{base.method}, the baseline, is best: {base.mean:.1f} %; {above}{note}"
+        gap = f"{against(runner_up.difference, base)}{unclear(runner_up.difference)}"
+        return f"{base.method}, the baseline, is best: {base.mean:.1f} %; the next, {runner_up.method}, has {gap}"
+    gap = against(best.difference, base)
     if best.difference is not None and best.difference.above:
-        return f"{best.method} is best: {best.mean:.1f} %, {best.difference} against {base.method}"
+        return f"{best.method} is best: {best.mean:.1f} %, {gap}"
     clear = next((s for s in scored if s.difference is not None and s.difference.above), None)
-    head = f"{leader(best)}, {best.difference} against {base.method}, no clear difference"
-    if clear is not None:
-        return f"{head}; clearly better than {base.method} is {clear.method}, {clear.difference}"
-    return f"no clear difference: {leader(best)}, {best.difference} against {base.method}"
+    if clear is None:
+        return f"no clear difference: {leader(scored)}, {gap}"
+    above = f"clearly better than {base.method} is {clear.method}, {clear.difference}"
+    return f"{leader(scored)}, {gap}, no clear difference; {above}"
 
 
 def against_the_others(scored: Sequence[Standing], base: Standing) -> str:
@@ -217,8 +227,7 @@ def against_the_others(scored: Sequence[Standing], base: Standing) -> str:
         return ""
     camp = "Infinite Class method" if second.ours else "other method"
     gap = paired_difference(second.accuracies, best.accuracies)
-    note = "" if gap is not None and gap.clear else ", no clear difference"
-    return f"; the best {camp}, {second.method}, has {gap} against {best.method}{note}"
+    return f"; the best {camp}, {second.method}, has {against(gap, best)}{unclear(gap)}"
 
 
 def footnote(standings: Sequence[Standing], baseline: str) -> str:
