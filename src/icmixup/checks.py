@@ -65,6 +65,17 @@ def check_labels(labels: Tensor, num_classes: int) -> None:
         )
 
 
+def check_fits(weight: Tensor, images: Tensor) -> None:
+    # Torch would stretch images without a word where their dims are 1.
+    if weight.dim() != images.dim() or any(
+        w not in (1, n) for w, n in zip(weight.shape, images.shape, strict=True)
+    ):
+        raise ValueError(
+            f"images are of shape {tuple(images.shape)} but the pairs' weight is {tuple(weight.shape)}; "
+            "draw CutMix for these images, with size=images.shape[2:]"
+        )
+
+
 def check_classes(name: str, shares: Tensor, num_classes: int) -> None:
     if shares.dim() != 2 or shares.shape[1] != num_classes:
         raise ValueError(f"{name} are of shape {tuple(shares.shape)} but there are {num_classes} classes")
@@ -77,6 +88,14 @@ def check_counts(class_counts: Tensor, device: torch.device) -> Tensor:
             f"class_counts are of shape {tuple(class_counts.shape)}; wanted (C,), one size a class"
         )
     return class_counts.to(device, torch.float32)
+
+
+def check_some_size(class_counts: Tensor) -> None:
+    if can_look_at(class_counts) and not bool((class_counts >= 0).all() & (class_counts > 0).any()):
+        raise ValueError(
+            f"class_counts are {class_counts.tolist()[:10]}; wanted the training images of each class, "
+            "at least one of them positive and none negative"
+        )
 
 
 def check_no_empty_class(class_counts: Tensor) -> None:

@@ -88,4 +88,5 @@ def target_keys(targets: Tensor) -> Tensor:
     """
     classes = torch.arange(1, targets.shape[1] + 1, device=targets.device, dtype=torch.float64)
     direction = torch.frac(torch.sin(classes) * 43758.5453123) + 2.0
-    return (targets.double() * direction).sum(dim=1).view(torch.int64)
+    # Rows of a transposed tensor would be summed in an order that depends on their place.
+    return (targets.double() * direction).contiguous().sum(dim=1).view(torch.int64)

@@ -5,6 +5,8 @@ B pairs on this rank    N pairs on all ranks    C classes
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -37,28 +39,38 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def meet_ranks(rows: Tensor, code: int = 0) -> Ranks:
+def meet_ranks(rows: Tensor, choices: Mapping[str, object]) -> Ranks:
     """Learn the sizes of all ranks, and that they agree on what they are about to gather.
 
     Args:
-        rows: (B, C) of this rank; B may differ between ranks, C and dtype may not.
-        code: a number that stands for the loss's choices and must be the same on every rank.
+        rows: (B, C) of this rank; B may differ between ranks, C may not.
+        choices: dtypes and the loss's options, by name; each must be the same on every rank.
     """
     if not is_distributed():
         return Ranks((len(rows),), 0)
-    mine = torch.tensor([len(rows), rows.shape[1], rows.element_size(), code], device=rows.device)
+    said = {name: str(value) for name, value in {"classes": rows.shape[1], **choices}.items()}
+    mine = torch.tensor([len(rows), zlib.crc32(repr(said).encode())], device=rows.device)
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, mine)
     met = torch.stack(everyone).tolist()
-    # Every rank sees the same table, so all of them raise, and none is left waiting.
-    for name, column in (("classes", 1), ("bytes a number", 2), ("choice of axes and options", 3)):
-        values = [row[column] for row in met]
-        if len(set(values)) > 1:
-            raise ValueError(
-                f"the ranks disagree on {name}: {values} in rank order; "
-                "give every rank the same model, dtype and loss, or pass gather=False"
-            )
-    return Ranks(tuple(row[0] for row in met), dist.get_rank())
+    # Every rank sees the same sums, so all of them go to the quarrel, and none is left waiting.
+    if len({code for _, code in met}) > 1:
+        raise ValueError(describe_quarrel(said))
+    return Ranks(tuple(size for size, _ in met), dist.get_rank())
+
+
+def describe_quarrel(said: dict[str, str]) -> str:
+    """On what the ranks disagree, and who has what; all of them must ask."""
+    everyone: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, said)
+    values = {name: [other[name] for other in everyone] for name in said}
+    quarrels = [
+        f"{name}: {', '.join(each)} in rank order" for name, each in values.items() if len(set(each)) > 1
+    ]
+    return (
+        f"the ranks disagree on {' and on '.join(quarrels)}; "
+        "give every rank the same model, dtype and loss, or pass gather=False"
+    )
 
 
 def gather_rows(local: Tensor, ranks: Ranks) -> Tensor:

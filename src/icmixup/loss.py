@@ -76,10 +76,18 @@ def infinite_class_loss(
     check_extras(scores, negatives, class_weights, virtual)
     # Autocast would run the product in bfloat16, where near-equal classifiers tie.
     with torch.autocast(scores.device.type, enabled=False):
+        # Told to the other ranks as they came in; a rank with other options would leave them waiting.
+        choices = {
+            "dtype of scores": scores.dtype,
+            "dtype of targets": targets.dtype,
+            "axes": axes,
+            "negatives": negatives,
+            "duplicates": duplicates,
+            "class_weights": "none" if class_weights is None else "given",
+        }
         dtype = torch.promote_types(torch.promote_types(scores.dtype, targets.dtype), torch.float32)
         scores, targets = scores.to(dtype) / temperature, targets.to(dtype)
-        code = AXES.index(axes[0]) + 2 * len(axes) + 8 * NEGATIVES.index(negatives)
-        ranks = meet_ranks(scores, code) if gather else Ranks((len(scores),), 0)
+        ranks = meet_ranks(scores, choices) if gather else Ranks((len(scores),), 0)
         class_losses, pair_losses = axis_losses(scores, targets, axes, negatives, virtual, duplicates, ranks)
         if pair_losses is not None and class_weights is not None:
             pair_losses = pair_losses * pair_weights(targets, class_weights.to(targets), ranks)

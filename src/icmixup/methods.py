@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from icmixup.checks import check_batch, check_counts, check_no_empty_class
+from icmixup.checks import check_batch, check_choice, check_counts, check_labels, check_no_empty_class
 from icmixup.contrast import Duplicates
 from icmixup.hidden import hidden_modules, mix_somewhere
 from icmixup.loss import AXES, infinite_class_loss
@@ -29,6 +29,7 @@ from icmixup.pairs import (
 )
 
 Draw = Literal["none", "mixup", "remix", "cutmix", "either", "manifold"]
+ClassSizes = Literal["none", "adjust", "weigh"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +57,12 @@ class Method:
         False  # clean and mixed in one forward, as RegMixup's authors do, not in two, as this paper's do
     )
     # How class sizes count: not; as logit adjustment; or in the Infinite Class loss.
-    class_sizes: Literal["none", "adjust", "weigh"] = "none"
+    class_sizes: ClassSizes = "none"
     num_virtual: int = 0  # classifiers of pairs that are not in the batch
+
+    def __post_init__(self) -> None:
+        check_choice("draw", self.draw, get_args(Draw))
+        check_choice("class_sizes", self.class_sizes, get_args(ClassSizes))
 
 
 METHODS = {
@@ -201,6 +206,10 @@ def clean_loss(scores: Tensor, labels: Tensor, method: Method, class_counts: Ten
     """Cross-entropy of unmixed images."""
     if labels.dim() == 2:
         labels = class_shares(labels, scores.shape[1], scores.dtype)
+    else:
+        # Torch would skip the label -100 without a word.
+        check_labels(labels, scores.shape[1])
+        labels = labels.long()
     return F.cross_entropy(
         adjust(scores, method, class_counts), labels, label_smoothing=method.label_smoothing
     )
@@ -238,10 +247,10 @@ def mixed_loss(
 
 def adjust(scores: Tensor, method: Method, class_counts: Tensor | None) -> Tensor:
     """Scores + log class size in training, plain scores at test: Balanced Softmax, or logit adjustment."""
+    if class_counts is not None and len(class_counts) != scores.shape[1]:
+        raise ValueError(f"{len(class_counts)} class_counts but scores of {scores.shape[1]} classes")
     if method.class_sizes != "adjust":
         return scores
     assert class_counts is not None
-    if len(class_counts) != scores.shape[1]:
-        raise ValueError(f"{len(class_counts)} class_counts but scores of {scores.shape[1]} classes")
     check_no_empty_class(class_counts)
     return scores + class_counts.log()

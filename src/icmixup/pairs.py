@@ -19,11 +19,13 @@ from icmixup.checks import (
     check_choice,
     check_classes,
     check_counts,
+    check_fits,
     check_labels,
     check_lam,
     check_no_empty_class,
     check_partner,
     check_positive,
+    check_some_size,
 )
 
 Mode = Literal["batch", "elem", "pair"]
@@ -99,7 +101,7 @@ def draw_remix(
     pairs = draw_mixup(labels, alpha, mode=mode, generator=generator, partner=partner, lam=lam)
     if labels.dim() == 1:
         check_labels(labels, len(counts))
-        size = counts[labels]
+        size = counts[labels.long()]
     else:
         check_classes("labels", labels, len(counts))
         size = labels.float() @ counts
@@ -190,6 +192,7 @@ def draw_virtual(
     if number < 1:
         raise ValueError(f"number of virtual classifiers must be at least 1, got {number}")
     counts = check_counts(class_counts, class_counts.device)
+    check_some_size(counts)
     # By the inverse of the cumulative sizes: torch.multinomial would wait for the device.
     ends = counts.double().cumsum(0)
     where = draw_uniform((2, number), counts.device, generator, torch.float64) * ends[-1]
@@ -214,6 +217,7 @@ def mix_inputs(images: Tensor, pairs: Pairs) -> Tensor:
     if len(images) != len(pairs.partner):
         raise ValueError(f"{len(images)} images but {len(pairs.partner)} pairs; draw the pairs of this batch")
     weight = like_inputs(pairs.weight, images).to(images.dtype)
+    check_fits(weight, images)
     return torch.lerp(images[pairs.partner], images, weight)
 
 

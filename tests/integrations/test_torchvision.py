@@ -8,12 +8,12 @@ import torch
 import icmixup as icm
 
 pytest.importorskip("torchvision")
-from torchvision.transforms import v2  # noqa: E402
+from torchvision.transforms import v2
 
 
 @pytest.mark.parametrize("transform", [v2.MixUp(num_classes=5), v2.CutMix(num_classes=5)])
 def test_the_loss_takes_torchvisions_mixed_labels(transform):
-    images, labels = transform(torch.randn(8, 3, 8, 8), torch.randint(5, (8,)))
+    _, labels = transform(torch.randn(8, 3, 8, 8), torch.randint(5, (8,)))
     scores = torch.randn(8, 5, requires_grad=True)
     icm.infinite_class_loss(scores, labels).backward()
     assert scores.grad.isfinite().all()

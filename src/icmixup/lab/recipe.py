@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from icmixup.checks import check_choice
 from icmixup.contrast import DUPLICATES, Duplicates
+from icmixup.loss import NEGATIVES
 from icmixup.methods import Method, find_method
 from icmixup.pairs import MODES, Mode
 
@@ -74,11 +75,13 @@ class Recipe:
     """TrivialAugment besides."""
 
     alpha: float | None = None
-    """lam ~ Beta(alpha, alpha); the method's own if not given, as for the four below."""
+    """lam ~ Beta(alpha, alpha); the method's own if not given, as for the five below."""
     mode: Mode | None = None
     """One lam for the batch, or one for each elem or pair."""
     duplicates: Duplicates | None = None
     """Pairs with the same classifier: negative, ignore or positive."""
+    negatives: tuple[str, ...] | None = None
+    """Whom an image is told from on the class axis: pairs, sources, classes, or pairs classes."""
     temperature: float | None = None
     """Divides the mixed scores."""
     label_smoothing: float | None = None
@@ -115,6 +118,8 @@ class Recipe:
             check_choice("mode", self.mode, MODES)
         if self.duplicates is not None:
             check_choice("duplicates", self.duplicates, DUPLICATES)
+        if self.negatives is not None and self.negatives not in NEGATIVES:
+            raise ValueError(f"negatives must be one of {NEGATIVES}, got {self.negatives}")
         if self.ema is not None:
             check_range("ema", self.ema, 0, 1, "a decay, 0.999 say")
 
@@ -146,7 +151,7 @@ class Recipe:
     def method_at(self, epoch: int) -> Method:
         """The method with this recipe's own numbers, in the given epoch (from 0)."""
         off = self.mix_off_epoch is not None and epoch >= self.mix_off_epoch
-        names = ("alpha", "mode", "duplicates", "temperature", "label_smoothing")
+        names = ("alpha", "mode", "duplicates", "negatives", "temperature", "label_smoothing")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return dataclasses.replace(
             find_method(self.method), **given, joint=self.joint, prob=0.0 if off else self.mix_prob
