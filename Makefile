@@ -28,7 +28,7 @@ mutants: $(VENV)/ready  ## break the library on purpose, one line at a time: a t
 	OMP_NUM_THREADS=1 $(BIN)/python tools/mutate.py
 
 test-integrations: $(INTEGRATIONS)/ready  ## against the real timm and torchvision
-	OMP_NUM_THREADS=2 $(INTEGRATIONS)/bin/python -m pytest tests/integrations
+	PYTHONPATH=src OMP_NUM_THREADS=2 $(INTEGRATIONS)/bin/python -m pytest tests/integrations
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -38,7 +38,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 $(INTEGRATIONS)/ready: pyproject.toml
 	$(PYTHON) -m venv $(INTEGRATIONS)
 	$(INTEGRATIONS)/bin/python -m pip install --quiet 'timm>=1.0' torchvision pytest
-	$(INTEGRATIONS)/bin/python -m pip install --quiet --editable '.[lab]'
+	$(INTEGRATIONS)/bin/python -m pip install --quiet '.[lab]'
 	touch $@
 
 clean:

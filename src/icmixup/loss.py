@@ -7,19 +7,25 @@ scores S (B, C)         targets Y~ (B, C)       mixed scores S~ = S Y~^T (B, N)
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from icmixup.checks import check_choice
-from icmixup.contrast import DUPLICATES, Duplicates, contrast, pick, target_keys
+from icmixup.chunked import contrast_chunked
+from icmixup.contrast import DUPLICATES, Duplicates, pick, target_keys
+from icmixup.contrast import contrast as contrast_plain
+from icmixup.fused import contrast_fused, prefer_chunked, prefer_fused
 from icmixup.gather import Ranks, gather_rows, meet_ranks
 
 AXES = ("class", "pair")
 NEGATIVES = (("pairs",), ("sources",), ("classes",), ("pairs", "classes"))
 REDUCTIONS = ("mean", "sum", "none")
 Reduction = Literal["mean", "sum", "none"]
+Fused = Literal["auto"] | bool
+Contrast = Callable[..., tuple[Tensor | None, Tensor | None]]
 
 
 def infinite_class_loss(
@@ -34,6 +40,7 @@ def infinite_class_loss(
     duplicates: Duplicates = "negative",
     reduction: Reduction = "mean",
     gather: bool = True,
+    fused: Fused = "auto",
 ) -> Tensor:
     """Contrast each mixed image with its own interpolated classifier, on both axes  (Eq. 9).
 
@@ -67,6 +74,8 @@ def infinite_class_loss(
             "positive": picking any of them is right.
         reduction: "mean", "sum", or "none" for one number a pair, (B,).
         gather: contrast with the pairs of every rank, if there are several.
+        fused: True never stores S~ (Triton kernels, on a GPU); False stores it; "auto" does what is faster,
+            and keeps memory linear in B wherever S~ would be large.
 
     Returns:
         Scalar, the mean over pairs on each axis, summed over axes (CLIP would halve it).
@@ -88,7 +97,9 @@ def infinite_class_loss(
         dtype = torch.promote_types(torch.promote_types(scores.dtype, targets.dtype), torch.float32)
         scores, targets = scores.to(dtype) / temperature, targets.to(dtype)
         ranks = meet_ranks(scores, choices) if gather else Ranks((len(scores),), 0)
-        class_losses, pair_losses = axis_losses(scores, targets, axes, negatives, virtual, duplicates, ranks)
+        class_losses, pair_losses = axis_losses(
+            scores, targets, axes, negatives, virtual, duplicates, ranks, fused
+        )
         if pair_losses is not None and class_weights is not None:
             pair_losses = pair_losses * pair_weights(targets, class_weights.to(targets), ranks)
         losses = sum(part for part in (class_losses, pair_losses) if part is not None)
@@ -118,11 +129,12 @@ class InfiniteClassLoss(nn.Module):
         duplicates: Duplicates = "negative",
         reduction: Reduction = "mean",
         gather: bool = True,
+        fused: Fused = "auto",
     ) -> None:
         super().__init__()
         check_choices(axes, negatives, temperature, duplicates, reduction)
         self.axes, self.negatives, self.temperature = axes, negatives, temperature
-        self.duplicates, self.reduction, self.gather = duplicates, reduction, gather
+        self.duplicates, self.reduction, self.gather, self.fused = duplicates, reduction, gather, fused
         self.register_buffer("class_weights", class_weights)
 
     def forward(self, scores: Tensor, targets: Tensor, virtual: Tensor | None = None) -> Tensor:
@@ -138,6 +150,7 @@ class InfiniteClassLoss(nn.Module):
             duplicates=self.duplicates,
             reduction=self.reduction,
             gather=self.gather,
+            fused=self.fused,
         )
 
     def extra_repr(self) -> str:
@@ -155,6 +168,7 @@ def axis_losses(
     virtual: Tensor | None,
     duplicates: Duplicates,
     ranks: Ranks,
+    fused: Fused,
 ) -> tuple[Tensor | None, Tensor | None]:
     """(B,) losses on the class axis and on the pair axis; None for an axis that is not asked for."""
     among_pairs = "class" in axes and "pairs" in negatives
@@ -163,6 +177,7 @@ def axis_losses(
         classifiers, bias = add_classifiers(classifiers, "classes" in negatives, virtual)
     keys = None if duplicates == "negative" else target_keys(classifiers)
     own_keys = None if keys is None else keys[ranks.start : ranks.start + len(targets)]
+    contrast = choose_contrast(fused, scores, classifiers)
     # This rank's rows of S~; on a single process they are all of S~, and its columns are at hand too.
     class_losses, pair_losses = contrast(
         scores,
@@ -189,6 +204,18 @@ def axis_losses(
     if "class" in axes and not among_pairs:
         class_losses = among_classes(scores, targets, negatives, duplicates)
     return class_losses, pair_losses
+
+
+def choose_contrast(fused: Fused, scores: Tensor, classifiers: Tensor) -> Contrast:
+    """Which form computes S~: the kernels, its parts one after another, or all of it at once."""
+    entries, device = (len(scores), len(classifiers)), scores.device
+    if fused is True:
+        return contrast_fused
+    if fused is False or classifiers.requires_grad:  # the other two know gradients of scores alone
+        return contrast_plain
+    if prefer_fused(*entries, device) and scores.dtype == torch.float32:
+        return contrast_fused
+    return contrast_chunked if prefer_chunked(*entries) else contrast_plain
 
 
 def add_classifiers(targets: Tensor, classes: bool, virtual: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -248,8 +275,8 @@ def check_choices(
 def check_rows(scores: Tensor, targets: Tensor) -> None:
     if targets.dim() == 1:
         raise ValueError(
-            f"targets are {targets.dtype} of shape {tuple(targets.shape)}, as labels are; the loss "
-            f"wants (B, C) class shares like the scores {tuple(scores.shape)}: mix_targets makes them of labels"
+            f"targets are {targets.dtype} of shape {tuple(targets.shape)}, as labels are; the loss wants "
+            f"(B, C) class shares like the scores {tuple(scores.shape)}: mix_targets makes them of labels"
         )
     if scores.dim() != 2 or scores.shape != targets.shape:
         raise ValueError(

@@ -33,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = show_warning
+            warnings.simplefilter("ignore", FutureWarning)  # meant for those who write programs
+            warnings.showwarning = lambda message, *_: show_warning(message)
             return find_command(args)(args[1:])
     except KeyboardInterrupt:
         return complain("stopped; the same command goes on from there", 130)
@@ -100,7 +101,7 @@ def complain(sentence: str, code: int) -> int:
     return code
 
 
-def show_warning(message: Warning | str, *_: object) -> None:
+def show_warning(message: Warning | str) -> None:
     """A warning as one line: where in our files it was raised is nothing to a user."""
     complain(str(message), 0)
 

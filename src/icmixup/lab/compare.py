@@ -21,6 +21,7 @@ from torch import Tensor
 
 from icmixup.lab.data import Dataset
 from icmixup.lab.progress import Watcher
+from icmixup.lab.ranks import join_ranks, pick_device
 from icmixup.lab.recipe import Recipe, read_recipe
 from icmixup.lab.runs import write_whole
 from icmixup.lab.standings import Row, Standing, footnote, rank_methods, verdict
@@ -94,26 +95,28 @@ def compare(
     baseline = pick_baseline(methods, baseline)
     watcher = Watcher() if watcher is None else watcher
     data = load_recipe_data(recipe, data_dir) if dataset is None else dataset
+    device = pick_device() if device is None else device
     rows: list[Row] = []
     diverged: list[Failure] = []
-    for each in plan_runs(recipe, methods, seeds):
-        watcher.start(each)
-        try:
-            row = train(
-                each,
-                root,
-                data_dir=data_dir,
-                dataset=data,
-                device=device,
-                on_beat=watcher.beat,
-                trackers=trackers,
-            )
-        except Diverged as error:
-            diverged.append(Failure(each.method, each.seed, str(error)))
-            watcher.diverge(each, str(error))
-        else:
-            rows.append(row)
-            watcher.finish(row)
+    with join_ranks(device):  # once for all runs: ranks that part and meet again may miss each other
+        for each in plan_runs(recipe, methods, seeds):
+            watcher.start(each)
+            try:
+                row = train(
+                    each,
+                    root,
+                    data_dir=data_dir,
+                    dataset=data,
+                    device=device,
+                    on_beat=watcher.beat,
+                    trackers=trackers,
+                )
+            except Diverged as error:
+                diverged.append(Failure(each.method, each.seed, str(error)))
+                watcher.diverge(each, str(error))
+            else:
+                rows.append(row)
+                watcher.finish(row)
     return summarise(recipe, methods, seeds, baseline, rows, diverged)
 
 

@@ -2,6 +2,7 @@
 
 digits                                     scikit-learn's, embedded
 cifar10 cifar100 cifair10 cifair100        found in data_dir, or downloaded from their publishers
+cifar10-notwins                            cifar10, its test set without the twins that ciFAIR lists
 path/of/a/folder                           class/*.png, or train/ and test/ (or val/) of those
 hf:owner/name  hf:path/of/a/folder         through the `datasets` library
 """
@@ -26,7 +27,7 @@ from icmixup.lab.parts import (
     measure_statistics,
     part_counts,
 )
-from icmixup.lab.sources import LAYOUTS, read_cifar, read_digits
+from icmixup.lab.sources import LAYOUTS, NO_TWINS, read_cifar, read_digits, read_no_twins
 
 __all__ = [
     "DATASETS",
@@ -94,7 +95,7 @@ def load_dataset(
         class_names=source.class_names,
     )
     train = train[draw_part(train.labels, counts, seed)]
-    known = STATISTICS.get(name) if deic_split is None else None
+    known = STATISTICS.get("cifar10" if name == NO_TWINS else name) if deic_split is None else None
     mean, std = known or measure_statistics(train.images)
     return Dataset(name, train, source.test, source.class_names, mean, std, source.skipped)
 
@@ -113,6 +114,9 @@ def read_dataset(
     if name in LAYOUTS:
         found = read_cifar(name, Path(data_dir), download=download, show_progress=show_progress)
         return resize_source(found, image_size)
+    if name == NO_TWINS:
+        found = read_no_twins(Path(data_dir), download=download, show_progress=show_progress)
+        return resize_source(found, image_size)
     if name.startswith(PREFIX):
         return read_hub(
             name, Path(data_dir), image_size=image_size, download=download, show_progress=show_progress
@@ -123,7 +127,7 @@ def read_dataset(
 
 
 def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name, DATASETS, n=2, cutoff=0.5)
+    near = difflib.get_close_matches(name, (*DATASETS, NO_TWINS), n=2, cutoff=0.5)
     guess = f" (did you mean {' or '.join(near)}?)" if near else ""
     known = ", ".join(DATASETS)
     return f"no dataset or folder {name!r}{guess}: give {known}, the path of a folder, or hf:owner/name"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,7 +67,13 @@ def average_over_ranks(values: Tensor) -> Tensor:
 def wrap_for_ranks(model: nn.Module) -> nn.Module:
     """The model with gradients averaged over ranks; alone, the model itself.
 
-    Buffers stay each rank's own, and the first rank's are tested and kept: a broadcast before the second of
-    two forward passes would change what the first one's backward pass reads.
+    Buffers stay each rank's own: the first rank's are what is tested and kept, and training reads none. To
+    send them before each of two forward passes breaks the backward pass in torch 2.6 and later (pytorch
+    #175024).
     """
-    return DistributedDataParallel(model, broadcast_buffers=False) if world_size() > 1 else model
+    if world_size() == 1:
+        return model
+    # The option has had a new name since torch 2.13, and warns under its old one.
+    known = inspect.signature(DistributedDataParallel).parameters
+    option = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    return DistributedDataParallel(model, **{option: False})  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import pickle
 import platform
 import subprocess
 import warnings
@@ -113,9 +114,13 @@ def read_checkpoint(path: Path, recipe: Recipe, device: torch.device) -> State:
     """A checkpoint of this very recipe, whole to the last byte; a ValueError says what else it is."""
     content = path.read_bytes()
     body, digest = content[:-DIGEST], content[-DIGEST:]
+    foreign = f"{path} is torn or not a checkpoint of ours; it is set aside and not used"
     if hashlib.sha256(body).digest() != digest:
-        raise ValueError(f"{path} is torn or not a checkpoint of ours; it is set aside and not used")
-    state: State = torch.load(io.BytesIO(body), map_location=device, weights_only=True)
+        raise ValueError(foreign)
+    try:
+        state: State = torch.load(io.BytesIO(body), map_location=device, weights_only=True)
+    except (pickle.UnpicklingError, EOFError, RuntimeError) as error:  # whole, but holds more than weights
+        raise ValueError(foreign) from error
     if state.get("recipe") != recipe.key:
         raise ValueError(
             f"{path} is of recipe {state.get('recipe')}, not of {recipe.key}; it is set aside and not used"
@@ -148,7 +153,7 @@ def provenance(device: torch.device) -> State:
     cuda = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if cuda else platform.processor() or platform.machine(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "python": platform.python_version(),
         "commit": read_commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),

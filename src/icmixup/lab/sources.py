@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,9 @@ from icmixup.lab.parts import Source, Split, hold_out
 PIXELS = 3 * 32 * 32
 TORONTO = "https://www.cs.toronto.edu/~kriz/"
 JENA = "https://github.com/cvjena/cifair/releases/download/v1.0/"
+NO_TWINS = "cifar10-notwins"
+TWINS_URL = "https://github.com/cvjena/cifair/tree/master/meta"
+TWINS_TRAIN, TWINS_TEST = "duplicates_cifar10.csv", "duplicates_cifar10_test.csv"
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -109,6 +113,66 @@ def read_cifar(name: str, data_dir: Path, *, download: bool = True, show_progres
     train = _read_split(folder, layout.train, layout, len(names))
     test = _read_split(folder, (layout.test,), layout, len(names))
     return Source(train, test, names)
+
+
+def read_no_twins(data_dir: Path, *, download: bool = True, show_progress: bool = False) -> Source:
+    """CIFAR-10, its test set without the images that ciFAIR lists as twins; the train set is the same.
+
+    What stays is part of ciFAIR-10's test set too, where a new image replaces a listed one. So it stands in
+    for ciFAIR-10 where those are not to be had, under its own name. The lists name images by their place in
+    the publisher's files. There is no such variant of CIFAR-100: copies of it come in other orders, where a
+    list would throw out the wrong images without a sign.
+    """
+    source = read_cifar("cifar10", data_dir, download=download, show_progress=show_progress)
+    twins = read_twins(data_dir, source)
+    kept = torch.ones(len(source.test), dtype=torch.bool)
+    kept[twins] = False
+    return source._replace(test=source.test[kept.nonzero().squeeze(1)])
+
+
+def read_twins(data_dir: Path, source: Source) -> torch.Tensor:
+    """Rows of the test images with a twin among train or test images, some twice: 329 images, as published.
+
+    The publisher does not say which of two twins within the test set it replaced, so neither stays.
+    """
+    across = _read_pairs(find_twins(data_dir, TWINS_TRAIN), source.test, source.train)
+    within = _read_pairs(find_twins(data_dir, TWINS_TEST), source.test, source.test)
+    return torch.cat([across[:, 0], within.flatten()])
+
+
+def find_twins(data_dir: Path, file: str) -> Path:
+    """One of ciFAIR's lists, in data_dir/cifair or in data_dir."""
+    places = (data_dir / "cifair" / file, data_dir / file)
+    found = next((path for path in places if path.is_file()), None)
+    if found is None:
+        raise ValueError(
+            f"{NO_TWINS} needs ciFAIR's list {file}, which is not in {places[0].parent}: "
+            f"put it there from {TWINS_URL}"
+        )
+    return found
+
+
+def _read_pairs(path: Path, first: Split, second: Split) -> torch.Tensor:
+    """(P, 2) rows of images that the list calls twins, in `first` and in `second`."""
+    try:
+        with path.open(newline="") as file:
+            pairs = [(int(row["TestID"]), int(row["TrainID"])) for row in csv.DictReader(file)]
+        if not pairs:
+            raise ValueError("empty")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} is not a list of TestID,TrainID,...: fetch it again from {TWINS_URL}"
+        ) from error
+    rows = torch.tensor(pairs)
+    sizes = torch.tensor([len(first), len(second)])
+    fits = bool(((rows >= 0) & (rows < sizes)).all())
+    # Every pair that was published shares its class; in another order one pair in ten does.
+    if not fits or (first.labels[rows[:, 0]] != second.labels[rows[:, 1]]).double().mean() > 0.1:
+        raise ValueError(
+            f"{path} does not fit these images, whose order is not the publisher's: "
+            "fetch CIFAR-10 anew with `icmixup data get cifar10`"
+        )
+    return rows
 
 
 def find_layout(name: str, data_dir: Path) -> Layout | None:

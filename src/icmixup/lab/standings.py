@@ -207,8 +207,9 @@ def against_baseline(scored: Sequence[Standing], base: Standing) -> str:
     """The first half of the verdict."""
     best, runner_up = scored[:2]
     if best is base:
-        gap = f"{against(runner_up.difference, base)}{unclear(runner_up.difference)}"
-        return f"{base.method}, the baseline, is best: {base.mean:.1f} %; the next, {runner_up.method}, has {gap}"
+        behind = against(runner_up.difference, base) + unclear(runner_up.difference)
+        head = f"{base.method}, the baseline, is best: {base.mean:.1f} %"
+        return f"{head}; the next, {runner_up.method}, has {behind}"
     gap = against(best.difference, base)
     if best.difference is not None and best.difference.above:
         return f"{best.method} is best: {best.mean:.1f} %, {gap}"

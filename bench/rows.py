@@ -1,0 +1,111 @@
+"""Rows of bench/loss.py: written to a CSV, read back, and made into ratios, a fit and a picture."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+COLUMNS = (
+    *("form", "batch", "classes", "dtype", "ms", "peak_mb", "loss_error", "grad_error"),
+    *("device", "torch", "triton", "commit", "date"),
+)
+POWERS_PER_SECOND = 4.2e12  # of an H200: 132 multiprocessors x 16 a cycle x 1.98 GHz
+
+
+def text(value: object, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def write_row(row: dict[str, object], path: Path | None) -> None:
+    print(
+        f"{row['form']:10} B {row['batch']:6} C {row['classes']:5}  {row['ms']:10.3f} ms  "
+        f"{text(row['peak_mb'], '10.1f')} MB  error {text(row['loss_error'], '.1e')} "
+        f"{text(row['grad_error'], '.1e')}",
+        flush=True,
+    )
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        if new:
+            writer.writeheader()
+        writer.writerow(
+            {key: text(row[key], ".6g") if isinstance(row[key], float) else row[key] for key in COLUMNS}
+        )
+
+
+def read_rows(path: Path) -> list[dict[str, object]]:
+    """Rows with numbers as numbers; of equal measurements the last."""
+    numbers = {"batch": int, "classes": int, "ms": float, "peak_mb": float}
+    rows = {}
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            found = {**row, **{key: make(row[key]) for key, make in numbers.items() if row[key]}}
+            rows[row["form"], row["batch"], row["classes"], row["dtype"], row["device"]] = found
+    return list(rows.values())
+
+
+def print_ratios(rows: list[dict[str, object]]) -> None:
+    """Each form against the plain product at the same size, and ours against the floor of exponentials."""
+    plain = {(row["batch"], row["classes"]): row for row in rows if row["form"] == "plain"}
+    for row in rows:
+        other = plain.get((row["batch"], row["classes"]))
+        if other is None or row is other:
+            continue
+        memory = other["peak_mb"] / row["peak_mb"] if row["peak_mb"] and other["peak_mb"] else float("nan")
+        print(
+            f"{row['form']:10} B {row['batch']:6} C {row['classes']:5}  "
+            f"{other['ms'] / row['ms']:8.2f} x as fast, 1/{memory:.1f} of the memory of the plain product"
+        )
+    for row in rows:
+        if row["form"] == "fused" and row["batch"] >= 32768:
+            ours, four = (1e3 * n * row["batch"] ** 2 / POWERS_PER_SECOND for n in (3, 4))
+            print(
+                f"B {row['batch']} C {row['classes']}: {row['ms']:.2f} ms; "
+                f"its 3 B^2 powers alone {ours:.2f} ms ({row['ms'] / ours:.1f} x), 4 B^2 (one an axis and pass) {four:.2f} ms"
+            )
+
+
+def print_fit(rows: list[dict[str, object]]) -> None:
+    """Peak memory of ours as a line in B, for each C."""
+    import numpy as np
+
+    for classes in sorted({row["classes"] for row in rows}):
+        ours = [
+            row for row in rows if row["form"] == "fused" and row["classes"] == classes and row["peak_mb"]
+        ]
+        if len(ours) < 3:
+            continue
+        batch, memory = (np.array([row[key] for row in ours], dtype=float) for key in ("batch", "peak_mb"))
+        slope, start = np.polyfit(batch, memory, 1)
+        worst = np.abs(slope * batch + start - memory).max() / memory.max()
+        print(
+            f"C {classes}: peak = {start:.1f} MB + {1e3 * slope:.2f} kB x B, "
+            f"furthest point {100 * worst:.1f} % of the largest off the line; {1e3 * slope / (4e-3 * classes):.1f} times the scores"
+        )
+
+
+def plot_loss(rows: list[dict[str, object]], forms: list[str], path: Path, classes: int = 1000) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
+    for form in forms:
+        mine = sorted(
+            (r for r in rows if r["form"] == form and r["classes"] == classes), key=lambda r: r["batch"]
+        )
+        for axis, key in zip(axes, ("ms", "peak_mb"), strict=True):
+            points = [(row["batch"], row[key]) for row in mine if row[key]]
+            if points:
+                axis.loglog(*zip(*points, strict=True), marker="o", label=form, base=2)
+                axis.set_yscale("log", base=10)
+    for axis, name in zip(axes, ("milliseconds", "peak memory beyond the inputs, MB"), strict=True):
+        axis.set(xlabel="pairs in the batch", ylabel=name, title=f"forward + backward, C = {classes:,}")
+        axis.grid(alpha=0.3)
+    axes[0].legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)

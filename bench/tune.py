@@ -1,0 +1,155 @@
+"""The kernels of the loss alone: which tiles are fastest, where the time goes, what a CUDA graph gains.
+
+python bench/tune.py tiles --seconds 200        forward and backward apart, checked against the chunked form
+python bench/tune.py profile                    time by kernel
+python bench/tune.py graph                      B = 128, C = 100 as a replayed graph: plain, auto, fused
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from loss import Case, chunked_loss, draw, fused_loss, median_ms, once, plain_loss
+from torch import Tensor
+
+from icmixup import infinite_class_loss
+from icmixup.fused import contrast_fused
+from icmixup.launch import Tiles
+
+# classifiers, images, warps, groups a multiprocessor
+SUMS = (
+    *((256, 32, 16, 1), (512, 32, 16, 1), (256, 32, 8, 1), (128, 32, 8, 1), (128, 32, 4, 2), (256, 32, 8, 2)),
+    *((128, 32, 8, 2), (256, 16, 8, 2), (128, 16, 4, 4), (256, 16, 16, 2), (512, 16, 16, 1), (128, 64, 8, 2)),
+    *((64, 32, 4, 4), (128, 64, 16, 1), (64, 32, 4, 8), (128, 128, 8, 2), (32, 128, 4, 4)),
+)
+# chunks, entries, images, warps
+GRADIENTS = (
+    *((16, 4, 32, 16), (16, 8, 32, 16), (32, 4, 32, 16), (8, 8, 32, 8), (8, 4, 32, 8), (4, 8, 32, 4)),
+    *((16, 4, 32, 8), (16, 8, 32, 8), (32, 8, 32, 16), (1, 8, 128, 1), (1, 16, 128, 1), (2, 8, 128, 2)),
+    *((4, 8, 128, 4), (2, 8, 64, 1), (4, 8, 64, 4), (16, 8, 16, 8), (32, 4, 16, 8), (8, 16, 32, 8)),
+)
+
+
+def candidates(cores: int) -> Iterator[tuple[str, Tiles]]:
+    """Forward and backward tiles by turns, so that a short run has seen some of both."""
+    sums = [Tiles(*size[:3], sum_groups=size[3] * cores) for size in SUMS]
+    gradients = [
+        Tiles(grad_chunks=c, grad_entries=n, grad_images=i, grad_warps=w) for c, n, i, w in GRADIENTS
+    ]
+    for pair in itertools.zip_longest(sums, gradients):
+        yield from ((name, tiles) for name, tiles in zip(("sums", "gradient"), pair, strict=True) if tiles)
+
+
+def gradient_run(scores: Tensor, targets: Tensor, tiles: Tiles) -> Callable[[], object]:
+    loss = fused_loss(scores, targets, tuple(tiles))
+    return lambda: torch.autograd.grad(loss, scores, retain_graph=True)
+
+
+def sums_run(scores: Tensor, targets: Tensor, tiles: Tiles) -> Callable[[], object]:
+    return lambda: contrast_fused(scores.detach(), targets, tiles=tuple(tiles))
+
+
+def off(scores: Tensor, targets: Tensor, tiles: Tiles, right: tuple[Tensor, Tensor]) -> float:
+    """Relative error of the gradient, or of the loss if that is larger."""
+    value = fused_loss(scores, targets, tuple(tiles))
+    (gradient,) = torch.autograd.grad(value, scores)
+    of_loss = (value.detach() / right[0] - 1).abs()
+    return torch.maximum(of_loss, (gradient - right[1]).norm() / right[1].norm()).item()
+
+
+def tune(args: argparse.Namespace) -> None:
+    """Print every candidate as it is timed, and the three fastest of either kind last."""
+    scores, targets = draw(Case("fused", args.batch, args.classes), args)
+    right = once(chunked_loss, scores, targets)
+    cores = torch.cuda.get_device_properties(0).multi_processor_count if args.device == "cuda" else 2
+    until, found = time.perf_counter() + args.seconds, []
+    for name, tiles in candidates(cores):
+        if time.perf_counter() > until:
+            print("out of time")
+            break
+        try:
+            run = (sums_run if name == "sums" else gradient_run)(scores, targets, tiles)
+            ms, error = median_ms(run, args.device, 0.1, 20), off(scores, targets, tiles, right)
+        except Exception as problem:  # a tile that does not compile or fit is one line of the table
+            print(
+                f"{name:9} {shown(name, tiles):24} {type(problem).__name__}: {str(problem)[:80]}", flush=True
+            )
+            continue
+        found.append((name, ms, error, tiles))
+        print(f"{name:9} {shown(name, tiles):24} {ms:8.3f} ms  off by {error:.1e}", flush=True)
+    for name in ("sums", "gradient"):
+        best = sorted((row for row in found if row[0] == name and row[2] < 1e-4), key=lambda row: row[1])
+        for _, ms, error, tiles in best[:3]:
+            print(f"best {name:9} {shown(name, tiles):24} {ms:8.3f} ms  off by {error:.1e}")
+
+
+def shown(name: str, tiles: Tiles) -> str:
+    return " ".join(map(str, tiles[:4] if name == "sums" else tiles[4:8]))
+
+
+def profile(args: argparse.Namespace) -> None:
+    scores, targets = draw(Case("fused", args.batch, args.classes), args)
+    for _ in range(3):
+        once(fused_loss, scores, targets)
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    kinds += [torch.profiler.ProfilerActivity.CUDA] if args.device == "cuda" else []
+    with torch.profiler.profile(activities=kinds) as found:
+        for _ in range(5):
+            once(fused_loss, scores, targets)
+        torch.cuda.synchronize() if args.device == "cuda" else None
+    order = "self_cuda_time_total" if args.device == "cuda" else "self_cpu_time_total"
+    print(found.key_averages().table(sort_by=order, row_limit=25, max_name_column_width=50))
+
+
+def replayed(
+    loss: Callable[[Tensor, Tensor], Tensor], scores: Tensor, targets: Tensor
+) -> Callable[[], object]:
+    """Forward and backward captured once; what is returned replays them."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            torch.autograd.grad(loss(scores, targets), scores)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.autograd.grad(loss(scores, targets), scores)
+    return graph.replay
+
+
+def repeat(run: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        run()
+
+
+def graph(args: argparse.Namespace) -> None:
+    """Small batches: 100 replays at a time, since one is shorter than the clock is sharp."""
+    forms = {"plain": plain_loss, "auto": infinite_class_loss, "fused": fused_loss}
+    for batch, (name, loss) in itertools.product((128, 512, 1024, 2048, 4096, 8192), forms.items()):
+        scores, targets = draw(Case("fused", batch, 100), args)
+        replay = replayed(loss, scores, targets)
+        ms = median_ms(partial(repeat, replay, 100), "cuda", 0.3) / 100
+        print(f"graph  B {batch:5} C 100  {name:6} {1e3 * ms:9.1f} us", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("tiles", "profile", "graph"))
+    parser.add_argument("--batch", type=int, default=32768)
+    parser.add_argument("--classes", type=int, default=1000)
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seconds", type=float, default=300)
+    args = parser.parse_args()
+    {"tiles": tune, "profile": profile, "graph": graph}[args.what](args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""The choices that the paper leaves open, and the rivals that it does not try, as tables of the same kind."""
+
+from __future__ import annotations
+
+from icmixup.lab.cells import ABLATED, TAIL10, TAIL100, TENTH, PaperTable, by_name, methods
+from icmixup.lab.recipe import STRONG, Recipe
+
+ABLATIONS = (
+    PaperTable(
+        name="lam",
+        title="Ablation: one lam for the batch, for each element, or for each pair; ResNet-34",
+        rows={"batch": {}, "elem": {"mode": "elem"}, "pair": {"mode": "pair"}},
+        columns={
+            "Mixup, CIFAR-100 10 %": {"method": "mixup", **TENTH},
+            "RegMixup, CIFAR-100 10 %": {"method": "regmixup", **TENTH},
+            **ABLATED,
+        },
+        in_paper=False,
+        notes=(
+            "batch is the authors' code, and the default here; the paper's text suggests one lam a pair.",
+        ),
+    ),
+    PaperTable(
+        name="duplicates",
+        title="Ablation: pairs of a batch that share their classifier; ResNet-34",
+        rows={"negative": {}, "ignore": {"duplicates": "ignore"}, "positive": {"duplicates": "positive"}},
+        columns=ABLATED,
+        in_paper=False,
+        notes=("negative is the paper's.",),
+    ),
+    PaperTable(
+        name="negatives",
+        title="Ablation: the original classes added as negatives of the class axis; ResNet-34",
+        rows={"pairs": {}, "pairs and classes": {"negatives": ("pairs", "classes")}},
+        columns=ABLATED,
+        in_paper=False,
+        notes=("pairs is the paper's.",),
+    ),
+    PaperTable(
+        name="joint",
+        title="Ablation: RegMixup's clean and mixed images in two forwards, or in one; ResNet-34",
+        rows={"two forwards": {}, "one forward": {"joint": True}},
+        columns={
+            f"{name}, CIFAR-100 10 %": {**change, **TENTH}
+            for name, change in methods("RegMixup", "IC-RegMixup").items()
+        },
+        in_paper=False,
+        notes=("Two is what this paper's authors do, one what RegMixup's do.",),
+    ),
+    PaperTable(
+        name="long-tail",
+        title="Ours: Infinite Class beside logit adjustment (balanced) and class weights (ic-balanced), 0.01",
+        rows=by_name(
+            *("erm", "balanced", "mixup", "balanced-mixup", "ic-mixup", "ic-balanced-mixup"),
+            *("mixup-cutmix", "balanced-mixup-cutmix", "ic-mixup-cutmix", "ic-balanced-mixup-cutmix"),
+        ),
+        columns={
+            "LT-CIFAR100, strong, resnet18": {**TAIL100, "model": "resnet18"},
+            "LT-CIFAR100, strong, resnet32": {**TAIL100, "model": "resnet32"},
+            **{
+                f"{data}, paper, resnet34": {
+                    **tail,
+                    **{
+                        name: getattr(Recipe(), name)
+                        for name in ("model", "schedule", "nesterov", "rotation")
+                    },
+                }
+                for data, tail in (("LT-CIFAR100", TAIL100), ("LT-CIFAR10", TAIL10))
+            },
+        },
+        base=STRONG,
+        gains=(
+            ("ic-mixup", "balanced-mixup"),
+            ("ic-balanced-mixup", "balanced-mixup"),
+            ("ic-mixup-cutmix", "balanced-mixup-cutmix"),
+            ("ic-balanced-mixup-cutmix", "balanced-mixup-cutmix"),
+        ),
+        in_paper=False,
+        notes=(
+            "strong is --recipe strong: half a cosine, Nesterov, crop and flip; paper is the paper's recipe.",
+        ),
+    ),
+)

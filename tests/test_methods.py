@@ -1,0 +1,450 @@
+"""Every method: a row of choices, beside the same steps written out, and trained on a tiny set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from icmixup import (
+    METHODS,
+    Method,
+    Pairs,
+    draw_cutmix,
+    draw_either,
+    draw_mixup,
+    draw_remix,
+    draw_virtual,
+    infinite_class_loss,
+    mix_inputs,
+    mix_targets,
+    training_loss,
+)
+from icmixup.hidden import mix_somewhere
+from icmixup.pairs import leave_unmixed
+
+B, C, SIZE = 12, 4, (6, 6)
+COUNTS = torch.tensor([60, 20, 6, 1])
+SPELLINGS = (
+    "erm mixup ic-mixup ic-mixup-c ic-mixup-p regmixup ic-regmixup remix ic-remix cutmix ic-cutmix "
+    "mixup-cutmix ic-mixup-cutmix manifold ic-manifold ic-mixup-sources ic-mixup-classes "
+    "balanced balanced-mixup balanced-mixup-cutmix ic-balanced-mixup ic-balanced-mixup-cutmix"
+)
+EVERY_METHOD = pytest.mark.parametrize("name", METHODS)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(144, C))
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.randn(B, 1, *SIZE, generator=seeded(1))
+
+
+@pytest.fixture
+def labels() -> Tensor:
+    return torch.arange(B) % C
+
+
+# What each row is, written out
+
+
+def soft(scores: Tensor, targets: Tensor) -> Tensor:
+    return -(targets * scores.log_softmax(dim=1)).sum(dim=1).mean()
+
+
+def contrast(**choice: Any) -> Callable[[Tensor, Tensor, torch.Generator], Tensor]:
+    return lambda scores, targets, _: infinite_class_loss(scores, targets, **choice)
+
+
+def weighed(alpha: float) -> Callable[[Tensor, Tensor, torch.Generator], Tensor]:
+    def loss(scores: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor:
+        virtual = draw_virtual(COUNTS, 1024, alpha, generator)
+        return infinite_class_loss(scores, targets, class_weights=1 / COUNTS, virtual=virtual)
+
+    return loss
+
+
+def softly(scores: Tensor, targets: Tensor, _: torch.Generator) -> Tensor:
+    return soft(scores, targets)
+
+
+def balanced(scores: Tensor, targets: Tensor, _: torch.Generator) -> Tensor:
+    return soft(scores + COUNTS.log(), targets)
+
+
+def mixup(alpha: float) -> Callable[[Tensor, torch.Generator], Pairs]:
+    return lambda labels, generator: draw_mixup(labels, alpha, mode="batch", generator=generator)
+
+
+def remix(labels: Tensor, generator: torch.Generator) -> Pairs:
+    return draw_remix(labels, 0.2, COUNTS, kappa=3, tau=0.5, generator=generator)
+
+
+def cutmix(labels: Tensor, generator: torch.Generator) -> Pairs:
+    return draw_cutmix(labels, 1.0, SIZE, generator=generator)
+
+
+def either(labels: Tensor, generator: torch.Generator) -> Pairs:
+    return draw_either(labels, 0.2, SIZE, cutmix_alpha=1.0, switch_prob=0.5, generator=generator)
+
+
+# name: draw, loss of the mixed images, whether the clean ones count
+WRITTEN_OUT: dict[str, tuple[Any, Any, bool]] = {
+    "mixup": (mixup(0.2), softly, False),
+    "ic-mixup": (mixup(0.2), contrast(), False),
+    "ic-mixup-c": (mixup(0.2), contrast(axes=("class",)), False),
+    "ic-mixup-p": (mixup(0.2), contrast(axes=("pair",)), False),
+    "regmixup": (mixup(20.0), softly, True),
+    "ic-regmixup": (mixup(20.0), contrast(), True),
+    "remix": (remix, softly, False),
+    "ic-remix": (remix, contrast(), False),
+    "cutmix": (cutmix, softly, False),
+    "ic-cutmix": (cutmix, contrast(), False),
+    "mixup-cutmix": (either, softly, False),
+    "ic-mixup-cutmix": (either, contrast(), False),
+    "ic-mixup-sources": (mixup(0.2), contrast(axes=("class",), negatives=("sources",)), False),
+    "ic-mixup-classes": (mixup(0.2), contrast(axes=("class",), negatives=("classes",)), False),
+    "balanced-mixup": (mixup(0.2), balanced, False),
+    "balanced-mixup-cutmix": (either, balanced, False),
+    "ic-balanced-mixup": (mixup(0.2), weighed(0.2), False),
+    "ic-balanced-mixup-cutmix": (either, weighed(0.2), False),
+}
+
+
+def test_methods_are_spelled_as_the_design_says() -> None:
+    assert list(METHODS) == SPELLINGS.split()
+    assert len(METHODS) == 22
+    assert set(METHODS) - set(WRITTEN_OUT) == {"erm", "balanced", "manifold", "ic-manifold"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", WRITTEN_OUT)
+def test_a_row_is_its_draw_its_loss_and_its_clean_part(
+    model: nn.Module, images: Tensor, labels: Tensor, name: str, seed: int
+) -> None:
+    draw, loss, clean = WRITTEN_OUT[name]
+    generator = seeded(seed)
+    pairs = draw(labels, generator)
+    expected = loss(model(mix_inputs(images, pairs)), mix_targets(labels, pairs, C), generator)
+    if clean:
+        expected = expected + F.cross_entropy(model(images), labels)
+    actual = training_loss(model, images, labels, METHODS[name], COUNTS, generator=seeded(seed))
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("name", ["manifold", "ic-manifold"])
+def test_manifold_rows_mix_somewhere_inside(
+    model: nn.Sequential, images: Tensor, labels: Tensor, name: str
+) -> None:
+    loss = contrast() if name == "ic-manifold" else softly
+    for hidden in (None, (model[3],)):
+        generator = seeded()
+        pairs = draw_mixup(labels, 2.0, generator=generator)
+        with mix_somewhere(hidden or tuple(model[:3]), pairs, generator):
+            scores = model(images)
+        expected = loss(scores, mix_targets(labels, pairs, C), generator)
+        actual = training_loss(model, images, labels, name, generator=seeded(), hidden=hidden)
+        torch.testing.assert_close(actual, expected)
+
+
+def test_manifold_counts_clean_images_too(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    both = replace(METHODS["manifold"], clean_weight=0.5)
+    expected = training_loss(model, images, labels, "manifold", generator=seeded()) + 0.5 * F.cross_entropy(
+        model(images), labels
+    )
+    torch.testing.assert_close(training_loss(model, images, labels, both, generator=seeded()), expected)
+
+
+def test_erm_is_cross_entropy_and_balanced_is_that_of_scores_plus_log_counts(
+    model: nn.Module, images: Tensor, labels: Tensor
+) -> None:
+    expected = F.cross_entropy(model(images), labels)
+    torch.testing.assert_close(training_loss(model, images, labels, "erm"), expected)
+    total = torch.zeros(())
+    for scores, label in zip(model(images), labels, strict=True):
+        shares = [n * score.exp() for n, score in zip(COUNTS, scores, strict=True)]
+        total = total - torch.log(shares[int(label)] / sum(shares))
+    torch.testing.assert_close(training_loss(model, images, labels, "balanced", COUNTS), total / B)
+
+
+@EVERY_METHOD
+def test_every_method_trains(name: str, labels: Tensor) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(144, C))
+    images = torch.randn(C, 1, *SIZE)[labels] + 0.3 * torch.randn(
+        B, 1, *SIZE
+    )  # one pattern a class, and noise
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def loss(seed: int) -> Tensor:
+        return training_loss(model, images, labels, name, COUNTS, generator=seeded(seed))
+
+    before = sum(loss(seed).item() for seed in range(8)) / 8
+    for step in range(25):
+        optimizer.zero_grad()
+        loss(step + 8).backward()
+        optimizer.step()
+    after = sum(loss(seed).item() for seed in range(8)) / 8
+    assert after < 0.9 * before
+    accuracy = (model(images).argmax(dim=1) == labels).float().mean()
+    assert accuracy > 0.7 or name == "ic-mixup-p"  # alone, it is blind to a constant per class
+
+
+@EVERY_METHOD
+def test_labels_may_be_integers_or_shares(
+    model: nn.Module, images: Tensor, labels: Tensor, name: str
+) -> None:
+    expected = training_loss(model, images, labels, name, COUNTS, generator=seeded())
+    for other in (labels.int(), labels.to(torch.uint8), F.one_hot(labels, C), F.one_hot(labels, C).float()):
+        actual = training_loss(model, images, other, name, COUNTS, generator=seeded())
+        torch.testing.assert_close(actual, expected)
+
+
+@EVERY_METHOD
+def test_generator_alone_decides(model: nn.Module, images: Tensor, labels: Tensor, name: str) -> None:
+    losses = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        losses.append(training_loss(model, images, labels, name, COUNTS, generator=seeded(3)))
+        assert torch.get_rng_state().equal(before)
+    assert losses[0].equal(losses[1])
+
+
+@pytest.mark.parametrize("name", ["erm", "mixup", "ic-mixup", "ic-remix", "manifold", "ic-balanced-mixup"])
+def test_a_batch_of_one_image_and_rows_of_numbers_will_do(name: str) -> None:
+    model = nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, C))
+    for number in (1, 3):
+        loss = training_loss(model, torch.randn(number, 7), torch.arange(number), name, COUNTS)
+        assert loss.isfinite()
+
+
+# The numbers of a row
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"temperature": 0.3},
+        {"duplicates": "ignore"},
+        {"duplicates": "positive"},
+        {"negatives": ("pairs", "classes")},
+    ],
+    ids=str,
+)
+def test_choices_of_the_loss_reach_it(
+    model: nn.Module, images: Tensor, labels: Tensor, choice: dict[str, Any]
+) -> None:
+    pairs = draw_mixup(labels, 0.2, generator=seeded())
+    scores, targets = model(mix_inputs(images, pairs)), mix_targets(labels, pairs, C)
+    method = replace(METHODS["ic-mixup"], **choice)
+    actual = training_loss(model, images, labels, method, generator=seeded())
+    torch.testing.assert_close(actual, infinite_class_loss(scores, targets, **choice))
+    assert actual != infinite_class_loss(scores, targets)
+
+
+@pytest.mark.parametrize("axes", [(), ("class", "pair")])
+def test_label_smoothing_reaches_clean_and_mixed_targets(
+    model: nn.Module, images: Tensor, labels: Tensor, axes: tuple[str, ...]
+) -> None:
+    method = Method(draw="mixup", axes=axes, clean_weight=0.5, label_smoothing=0.2)
+    pairs = draw_mixup(labels, 0.2, generator=seeded())
+    targets = mix_targets(labels, pairs, C, label_smoothing=0.2)
+    scores = model(mix_inputs(images, pairs))
+    expected = infinite_class_loss(scores, targets, axes) if axes else soft(scores, targets)
+    expected = expected + 0.5 * soft(model(images), F.one_hot(labels, C) * 0.8 + 0.2 / C)
+    torch.testing.assert_close(training_loss(model, images, labels, method, generator=seeded()), expected)
+
+
+@pytest.mark.parametrize("mode", ["elem", "pair"])
+@pytest.mark.parametrize("draw", ["mixup", "remix", "cutmix", "either"])
+def test_mode_and_numbers_reach_the_draw(
+    model: nn.Module, images: Tensor, labels: Tensor, draw: Any, mode: Any
+) -> None:
+    method = Method(
+        draw=draw, alpha=0.7, mode=mode, cutmix_alpha=0.4, switch_prob=0.8, kappa=2.0, tau=0.9, prob=0.6
+    )
+    for seed in range(6):
+        generator, choice = seeded(seed), {"mode": mode}
+        if draw == "mixup":
+            pairs = draw_mixup(labels, 0.7, generator=generator, **choice)
+        elif draw == "remix":
+            pairs = draw_remix(labels, 0.7, COUNTS, kappa=2.0, tau=0.9, generator=generator, **choice)
+        elif draw == "cutmix":
+            pairs = draw_cutmix(labels, 0.7, SIZE, generator=generator, **choice)
+        else:
+            pairs = draw_either(
+                labels, 0.7, SIZE, cutmix_alpha=0.4, switch_prob=0.8, generator=generator, **choice
+            )
+        pairs = leave_unmixed(pairs, 0.6, generator)
+        expected = soft(model(mix_inputs(images, pairs)), mix_targets(labels, pairs, C))
+        actual = training_loss(model, images, labels, method, COUNTS, generator=seeded(seed))
+        torch.testing.assert_close(actual, expected)
+
+
+def test_infinite_class_without_mixing_is_balanced_softmax_of_the_batch(
+    model: nn.Module, images: Tensor
+) -> None:
+    labels = torch.tensor([0] * 7 + [1] * 3 + [2, 3])
+    method = replace(METHODS["ic-mixup-c"], prob=0.0)
+    counts = torch.bincount(labels).float()
+    expected = F.cross_entropy(model(images) + counts.log(), labels) + counts[labels].log().mean()
+    torch.testing.assert_close(training_loss(model, images, labels, method), expected)
+
+
+def test_one_joint_forward_gives_the_same_loss_where_images_do_not_meet(
+    model: nn.Module, images: Tensor, labels: Tensor
+) -> None:
+    calls = []
+    model.register_forward_pre_hook(lambda _, args: calls.append(len(args[0])))
+    for name in ("regmixup", "ic-regmixup"):
+        apart, joint = METHODS[name], replace(METHODS[name], joint=True)
+        losses = [training_loss(model, images, labels, m, generator=seeded()) for m in (apart, joint)]
+        torch.testing.assert_close(*losses)
+    assert calls == [B, B, 2 * B] * 2
+
+
+def test_batch_norm_sees_clean_and_mixed_images_apart_unless_joint(images: Tensor, labels: Tensor) -> None:
+    """The paper's two forwards, or the one of RegMixup's authors."""
+    seen = []
+    for joint in (False, True):
+        model = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(36, C))
+        training_loss(model, images, labels, replace(METHODS["regmixup"], joint=joint), generator=seeded())
+        seen.append(int(model[0].num_batches_tracked))
+    assert seen == [2, 1]
+
+
+def test_virtual_pairs_without_class_counts_are_of_all_classes_alike(
+    model: nn.Module, images: Tensor, labels: Tensor
+) -> None:
+    method = replace(METHODS["ic-mixup"], num_virtual=16)
+    generator = seeded()
+    pairs = draw_mixup(labels, 0.2, generator=generator)
+    virtual = draw_virtual(torch.ones(C), 16, 0.2, generator)
+    expected = infinite_class_loss(
+        model(mix_inputs(images, pairs)), mix_targets(labels, pairs, C), virtual=virtual
+    )
+    torch.testing.assert_close(training_loss(model, images, labels, method, generator=seeded()), expected)
+
+
+def test_logit_adjustment_reaches_the_infinite_class_loss(
+    model: nn.Module, images: Tensor, labels: Tensor
+) -> None:
+    method = replace(METHODS["ic-mixup"], class_sizes="adjust")
+    pairs = draw_mixup(labels, 0.2, generator=seeded())
+    scores, targets = model(mix_inputs(images, pairs)), mix_targets(labels, pairs, C)
+    expected = infinite_class_loss(scores + COUNTS.log(), targets)
+    actual = training_loss(model, images, labels, method, COUNTS, generator=seeded())
+    torch.testing.assert_close(actual, expected)
+
+
+def test_a_method_is_found_by_its_name(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    by_row = training_loss(model, images, labels, METHODS["ic-mixup"], generator=seeded())
+    assert training_loss(model, images, labels, "ic-mixup", generator=seeded()).equal(by_row)
+
+
+def test_a_method_cannot_change() -> None:
+    with pytest.raises(FrozenInstanceError):
+        METHODS["erm"].alpha = 1.0  # type: ignore[misc]
+
+
+# Bad input
+
+BAD_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "near name": (
+        r"no method 'icmixup'; did you mean ic-mixup.*the methods are erm, mixup, ic-mixup",
+        {"method": "icmixup"},
+    ),
+    "far name": (r"no method 'zzz'; the methods are erm, mixup, ic-mixup", {"method": "zzz"}),
+    "empty batch": (r"labels are of shape \(0,\); wanted at least one image", {"labels": torch.arange(0)}),
+    "no counts for remix": (
+        r"this method counts class sizes; pass class_counts, \(C,\) training images of each class",
+        {"method": "remix", "class_counts": None},
+    ),
+    "no counts for balanced": (r"pass class_counts", {"method": "balanced", "class_counts": None}),
+    "no counts for weights": (r"pass class_counts", {"method": "ic-balanced-mixup", "class_counts": None}),
+    "counts of no shape": (
+        r"class_counts are of shape \(\); wanted \(C,\), one size a class",
+        {"class_counts": torch.tensor(3)},
+    ),
+    "zeros in remix": (
+        r"class_counts of classes \[2\] are not positive.*count them as 1",
+        {"method": "ic-remix", "class_counts": torch.tensor([5, 5, 0, 5])},
+    ),
+    "zeros in balanced": (
+        r"class_counts of classes \[2\] are not positive.*inside a logarithm",
+        {"method": "balanced", "class_counts": torch.tensor([5, 5, 0, 5])},
+    ),
+    "zeros in weights": (
+        r"class_counts of classes \[0\] are not positive",
+        {"method": "ic-balanced-mixup", "class_counts": torch.tensor([0, 5, 5, 5])},
+    ),
+    "labels too high": (
+        r"labels reach from 1 to 4, outside the classes 0 to 3",
+        {"labels": torch.arange(B) % C + 1, "method": "mixup"},
+    ),
+    "clean labels too high": (
+        r"labels reach from 1 to 4, outside the classes 0 to 3",
+        {"labels": torch.arange(B) % C + 1, "method": "erm"},
+    ),
+    "label that torch would skip": (
+        r"labels reach from -100 to -100, outside the classes 0 to 3",
+        {"labels": torch.full((B,), -100), "method": "erm"},
+    ),
+    "shares of other classes": (
+        r"labels are of shape \(12, 12\) but there are 4 classes",
+        {"labels": torch.eye(B), "method": "erm"},
+    ),
+    "bytes for images": (
+        r"images are torch.uint8; mixing needs floating point",
+        {"images": torch.zeros(B, 1, *SIZE, dtype=torch.uint8)},
+    ),
+    "flat images for cutmix": (
+        r"size must be that of the images behind their channels",
+        {"images": torch.zeros(B, 36), "method": "cutmix"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "change"), BAD_CALLS.values(), ids=BAD_CALLS)
+def test_bad_input_is_named_in_the_error(
+    model: nn.Module, images: Tensor, labels: Tensor, words: str, change: dict[str, Any]
+) -> None:
+    given = {"images": images, "labels": labels, "method": "ic-mixup", "class_counts": COUNTS} | change
+    with pytest.raises(ValueError, match=words):
+        training_loss(model, **given)
+
+
+@pytest.mark.parametrize("counts", [COUNTS[:3], torch.cat([COUNTS, COUNTS])], ids=["short", "long"])
+@EVERY_METHOD
+def test_class_counts_of_another_length_are_never_taken(
+    model: nn.Module, images: Tensor, labels: Tensor, name: str, counts: Tensor
+) -> None:
+    words = rf"{len(counts)} class_counts but scores of 4 classes|outside the classes 0 to {len(counts) - 1}"
+    with pytest.raises(ValueError, match=words):
+        training_loss(model, images, labels, name, counts)
+
+
+@pytest.mark.parametrize(
+    ("words", "choice"),
+    [
+        (r"draw 'cutmx' is unknown; it is one of 'none', 'mixup', 'remix', 'cutmix'", {"draw": "cutmx"}),
+        (r"class_sizes 'ajust' is unknown; it is one of 'none', 'adjust', 'weigh'", {"class_sizes": "ajust"}),
+    ],
+)
+def test_a_row_of_unknown_choices_is_refused(words: str, choice: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=words):
+        Method(**{"draw": "mixup", **choice})

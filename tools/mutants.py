@@ -1,0 +1,350 @@
+"""The mutants of tools/mutate.py: small plausible bugs, each one exact replacement."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    room: str  # src/icmixup/<room>.py
+    name: str
+    old: str  # found exactly once there
+    new: str
+
+
+PAIRS = [
+    (
+        "lam and 1 - lam exchanged in mix_inputs",
+        "torch.lerp(images[pairs.partner], images, weight)",
+        "torch.lerp(images, images[pairs.partner], weight)",
+    ),
+    (
+        "lam and 1 - lam exchanged in mix_targets",
+        "torch.lerp(shares[pairs.partner], shares, pairs.lam[:, None])",
+        "torch.lerp(shares, shares[pairs.partner], pairs.lam[:, None])",
+    ),
+    (
+        "pixels mixed by the label's lam",
+        "like_inputs(pairs.weight, images)",
+        "like_inputs(pairs.lam, images)",
+    ),
+    (
+        "labels mixed by the pixels' weight",
+        "shares, pairs.lam[:, None])",
+        "shares, pairs.weight.flatten(1).mean(1, True))",
+    ),
+    ("weight not checked against the images", "    check_fits(weight, images)\n", ""),
+    ("label smoothing dropped", "if label_smoothing:", "if False:"),
+    (
+        "smoothing over C - 1 classes",
+        "label_smoothing / shares.shape[1]",
+        "label_smoothing / (shares.shape[1] - 1)",
+    ),
+    (
+        "accuracy of the lowest score",
+        "scores.argmax(dim=1, keepdim=True)",
+        "scores.argmin(dim=1, keepdim=True)",
+    ),
+    ("another default alpha", "    alpha: float = 0.2,\n    *,", "    alpha: float = 1.0,\n    *,"),
+    ("Gamma(alpha) for Gamma(alpha + 1)", "alpha + 1.0, device=place", "alpha, device=place"),
+    ("U for U^(1 / alpha)", "torch.float64).log() / alpha", "torch.float64).log()"),
+    ("one gamma in place of two", "log_gamma[0] - log_gamma[1]", "log_gamma[0]"),
+    (
+        "uniform draws ignore the generator",
+        "torch.rand(shape, generator=generator,",
+        "torch.rand(shape, generator=None,",
+    ),
+    (
+        "gamma draws ignore the generator",
+        "torch._standard_gamma(shape, generator=generator)",
+        "torch._standard_gamma(shape)",
+    ),
+    (
+        "everyone is their own partner",
+        '    if mode != "pair":\n        return order',
+        '    if mode != "pair":\n        return order.sort().values',
+    ),
+    (
+        "partners of pairs gathered, not scattered",
+        ".scatter(0, order, order[neighbour])",
+        ".copy_(order[neighbour])",
+    ),
+    (
+        "the odd one out meets the first",
+        "torch.where(neighbour == len(labels), position, neighbour)",
+        "neighbour % len(labels)",
+    ),
+    (
+        "a pair's lam is that of the partner",
+        "drawn[torch.minimum(partner, torch.arange(len(partner), device=partner.device))]",
+        "drawn[partner]",
+    ),
+    ("lam of each image in batch mode", '1 if mode == "batch" else len(labels)', "len(labels)"),
+    ("one lam for all in elem mode", "    return drawn\n", "    return drawn[:1].expand_as(drawn)\n"),
+    ("Remix compares lam with kappa", "& (pairs.lam < tau)", "& (pairs.lam < kappa)"),
+    ("Remix compares 1 - lam with kappa", "(1 - pairs.lam < tau)", "(1 - pairs.lam < kappa)"),
+    ("Remix: > for >= kappa", "times_commoner >= kappa", "times_commoner > kappa"),
+    ("Remix: < for <= 1 / kappa", "times_commoner <= 1 / kappa", "times_commoner < 1 / kappa"),
+    ("Remix: <= for < tau", "& (pairs.lam < tau)", "& (pairs.lam <= tau)"),
+    ("Remix: <= for < tau, other side", "(1 - pairs.lam < tau)", "(1 - pairs.lam <= tau)"),
+    ("Remix: ratio upside down", "size / size[pairs.partner]", "size[pairs.partner] / size"),
+    (
+        "Remix gives the label to the common class",
+        "masked_fill(to_partner, 0.0).masked_fill(to_image, 1.0)",
+        "masked_fill(to_partner, 1.0).masked_fill(to_image, 0.0)",
+    ),
+    (
+        "Remix moves pixels, not labels",
+        "_replace(lam=pairs.lam.masked_fill(",
+        "_replace(weight=pairs.lam.masked_fill(",
+    ),
+    ("Remix: top class for the expected size", "labels.float() @ counts", "counts[labels.argmax(dim=1)]"),
+    ("Remix: bytes as a mask", "counts[labels.long()]", "counts[labels]"),
+    ("Remix: kappa 2", "kappa: float = 3.0", "kappa: float = 2.0"),
+    ("Remix: tau 0.4", "tau: float = 0.5", "tau: float = 0.4"),
+    (
+        "CutMix lam not read off the mask",
+        "_replace(weight=weight, lam=weight.flatten(1).mean(dim=1))",
+        "_replace(weight=weight)",
+    ),
+    ("CutMix: square root in every dimension", "** (1 / len(size)) / 2", "** 0.5 / 2"),
+    ("CutMix: box of double width", "** (1 / len(size)) / 2", "** (1 / len(size))"),
+    ("CutMix: box of share lam", "half = (1 - pairs.lam[:, None])", "half = (pairs.lam[:, None])"),
+    ("CutMix: box kept, rest pasted", "weight = 1.0 - inside.to(", "weight = inside.to("),
+    ("CutMix: one centre for all dims", "centre[:, dim, None]", "centre[:, 0, None]"),
+    (
+        "CutMix: pixels at their corners",
+        "device=labels.device) + 0.5) / pixels",
+        "device=labels.device)) / pixels",
+    ),
+    ("CutMix: box not shared in a pair", "    centre = spread(centre, pairs.partner, mode)\n", ""),
+    ("either: coin turned round", "generator) < switch_prob", "generator) >= switch_prob"),
+    (
+        "either: lam of the other kind",
+        "torch.where(cut, boxes.lam, blend.lam)",
+        "torch.where(cut, blend.lam, boxes.lam)",
+    ),
+    ("either: one alpha for both", "labels, cutmix_alpha, size, mode=mode", "labels, alpha, size, mode=mode"),
+    ("either: CutMix with other partners", "partner=blend.partner, lam=lam", "partner=partner, lam=lam"),
+    ("either: coin not shared in a pair", "    cut = spread(cut, blend.partner, mode)\n", ""),
+    ("virtual: right=True dropped", "where, right=True)", "where)"),
+    (
+        "virtual: all classes alike",
+        "ends = counts.double().cumsum(0)",
+        "ends = torch.ones_like(counts).double().cumsum(0)",
+    ),
+    (
+        "virtual: one lam for all",
+        "draw_beta(alpha, number, counts.device, generator)[:, None]",
+        "draw_beta(alpha, 1, counts.device, generator)[:, None]",
+    ),
+    ("virtual: no class has an image", "    check_some_size(counts)\n", ""),
+    ("prob turned round", "generator) >= prob", "generator) < prob"),
+    ("unmixed pixels with mixed labels", "lam=torch.where(pure, 1.0, pairs.lam)", "lam=pairs.lam"),
+    (
+        "mixed pixels with unmixed labels",
+        "_replace(weight=weight, lam=torch.where",
+        "_replace(lam=torch.where",
+    ),
+]
+
+CONTRAST = [
+    ("S~ transposed once too often", "mixed = scores @ targets.T", "mixed = (scores @ targets.T).T"),
+    ("columns not transposed", "pick(mixed[:, :number].T, own", "pick(mixed[:, :number], own"),
+    ("scores detached", "mixed = scores @ targets.T", "mixed = scores.detach() @ targets.T"),
+    ("targets detached", "mixed = scores @ targets.T", "mixed = scores @ targets.detach().T"),
+    ("columns detached", "pick(mixed[:, :number].T, own", "pick(mixed[:, :number].T.detach(), own"),
+    ("S~ halved", "mixed = scores @ targets.T", "mixed = scores @ targets.T / 2"),
+    ("bias dropped", "mixed if bias is None else mixed + bias", "mixed"),
+    (
+        "extra classifiers on the pair axis too",
+        "len(targets) if num_columns is None else num_columns",
+        "len(targets)",
+    ),
+    ('"ignore" and "positive" exchanged', 'if duplicates == "ignore":', 'if duplicates == "positive":'),
+    ("duplicates always negative", 'if duplicates == "negative" or same is None:', "if True:"),
+    ("the own one ignored too", "same.scatter(1, own[:, None], False)", "same"),
+    ("positives are the others", "masked_fill(~same, -torch.inf)", "masked_fill(same, -torch.inf)"),
+    ("positives over the other axis", "mixed.log_softmax(dim=1)", "mixed.log_softmax(dim=0)"),
+    ("keys of all shares alike", "* 43758.5453123) + 2.0", "* 0.0) + 2.0"),
+    ("keys hang on memory layout", ".contiguous().sum(dim=1)", ".sum(dim=1)"),
+]
+
+LOSS = [
+    ("class axis dropped", "rows=among_pairs,", "rows=False,"),
+    ("pair axis dropped", 'columns="pair" in axes and ranks.alone,', "columns=False,"),
+    (
+        "mean halved, as CLIP's",
+        "losses.sum() * (len(ranks.sizes) / ranks.total)",
+        "losses.sum() * (len(ranks.sizes) / ranks.total / 2)",
+    ),
+    ("mean is a sum", "losses.sum() * (len(ranks.sizes) / ranks.total)", "losses.sum()"),
+    ("sum is a mean", 'losses.sum() if reduction == "sum"', 'losses.mean() if reduction == "sum"'),
+    ("temperature multiplies", "scores.to(dtype) / temperature", "scores.to(dtype) * temperature"),
+    ("temperature dropped", "scores.to(dtype) / temperature", "scores.to(dtype)"),
+    ("scores detached", "scores.to(dtype) / temperature", "scores.to(dtype).detach() / temperature"),
+    (
+        "autocast not left",
+        "scores.device.type, enabled=False",
+        "scores.device.type, enabled=torch.is_autocast_enabled(scores.device.type)",
+    ),
+    (
+        "float64 cut to float32",
+        "dtype = torch.promote_types(torch.promote_types(scores.dtype, targets.dtype), torch.float32)",
+        "dtype = torch.float32",
+    ),
+    (
+        "half precision kept",
+        "dtype = torch.promote_types(torch.promote_types(scores.dtype, targets.dtype), torch.float32)",
+        "dtype = torch.promote_types(scores.dtype, targets.dtype)",
+    ),
+    ("class weights not normalised", "weights / gather_rows(weights, ranks).mean()", "weights"),
+    (
+        "class weights on the class axis",
+        "pair_losses = pair_losses * pair_weights(",
+        "class_losses = class_losses * pair_weights(",
+    ),
+    (
+        "virtual bias of the other sign",
+        "-math.log(len(virtual) / len(targets))",
+        "math.log(len(virtual) / len(targets))",
+    ),
+    ("virtual bias dropped", "-math.log(len(virtual) / len(targets))", "0.0"),
+    (
+        "original classes always there",
+        'add_classifiers(classifiers, "classes" in negatives, virtual)',
+        "add_classifiers(classifiers, True, virtual)",
+    ),
+    (
+        "original classes never there",
+        'add_classifiers(classifiers, "classes" in negatives, virtual)',
+        "add_classifiers(classifiers, False, virtual)",
+    ),
+    (
+        "virtual pairs never there",
+        'add_classifiers(classifiers, "classes" in negatives, virtual)',
+        'add_classifiers(classifiers, "classes" in negatives, None)',
+    ),
+    ("sources and classes exchanged", 'if negatives == ("sources",):', 'if negatives == ("classes",):'),
+    ("a pure pair has two sources", ".masked_fill(share == 0, -torch.inf)", ""),
+    ("one source", "targets.topk(min(2, targets.shape[1]), dim=1)", "targets.topk(1, dim=1)"),
+    ("any source is a duplicate", "same = share == 1", "same = share > 0"),
+    ("any class of the pair is a duplicate", "same = targets == 1", "same = targets > 0"),
+    (
+        "own classifier is the top class",
+        "own = (scores * targets).sum(dim=1, keepdim=True)",
+        "own = (scores * targets).amax(dim=1, keepdim=True)",
+    ),
+    (
+        "duplicates forgotten",
+        'keys = None if duplicates == "negative" else target_keys(classifiers)',
+        "keys = None",
+    ),
+    ("an axis given twice passes", " or len(set(axes)) != len(axes)", ""),
+    ("module forgets its temperature", "temperature=self.temperature,", ""),
+    ("module forgets its negatives", "negatives=self.negatives,", ""),
+    ("module forgets its duplicates", "duplicates=self.duplicates,", ""),
+    ("module forgets its class weights", "class_weights=self.class_weights,", ""),
+    ("module forgets its reduction", "reduction=self.reduction,", ""),
+    ("module forgets virtual pairs", "            virtual=virtual,\n", ""),
+]
+
+HIDDEN = [
+    ("hook stays", "        hook.remove()", "        pass"),
+    (
+        "hook stays after an exception",
+        "    try:\n        yield\n    finally:\n        hook.remove()",
+        "    yield\n    hook.remove()",
+    ),
+    ("other inputs dropped", "(mix_inputs(args[0], pairs), *args[1:])", "(mix_inputs(args[0], pairs),)"),
+    (
+        "mixes at all places but one",
+        "torch.where(chosen, pairs.weight, 1.0)",
+        "torch.where(chosen, 1.0, pairs.weight)",
+    ),
+    (
+        "mixes at every place",
+        "here = pairs._replace(weight=torch.where(chosen, pairs.weight, 1.0))",
+        "here = pairs",
+    ),
+    ("always the first place", "place.floor() == number", "torch.zeros_like(place) == number"),
+    ("mixes before the classifier too", "tuple(model.children())[:-1]", "tuple(model.children())"),
+]
+
+METHODS = [
+    ("clean weight dropped", "loss + method.clean_weight * clean_loss(", "loss + clean_loss("),
+    (
+        "clean weight halved",
+        "loss + method.clean_weight * clean_loss(",
+        "loss + 0.5 * method.clean_weight * clean_loss(",
+    ),
+    (
+        "joint forward in the other order",
+        "clean, mixed = model(torch.cat([images, inputs])).chunk(2)",
+        "mixed, clean = model(torch.cat([images, inputs])).chunk(2)",
+    ),
+    ("joint forward is two", "    if method.joint:", "    if False:"),
+    ("scores - log counts", "scores + class_counts.log()", "scores - class_counts.log()"),
+    (
+        "counts of another length pass",
+        "if class_counts is not None and len(class_counts) != scores.shape[1]:",
+        "if False:",
+    ),
+    (
+        "empty classes in a logarithm",
+        "    assert class_counts is not None\n    check_no_empty_class(class_counts)\n",
+        "    assert class_counts is not None\n",
+    ),
+    ("weights by size, not its inverse", "class_weights = 1 / class_counts", "class_weights = class_counts"),
+    (
+        "mixed labels not smoothed",
+        "mixed.shape[1], label_smoothing=method.label_smoothing)",
+        "mixed.shape[1])",
+    ),
+    ("clean labels not smoothed", "labels, label_smoothing=method.label_smoothing", "labels"),
+    ("clean labels not checked", "        check_labels(labels, scores.shape[1])\n", ""),
+    ("narrow integers refused", "        labels = labels.long()\n", ""),
+    ("prob ignored", "pairs if method.prob == 1.0 else leave_unmixed(", "pairs if True else leave_unmixed("),
+    (
+        "CutMix in batch mode always",
+        "draw_cutmix(labels, method.alpha, size, mode=method.mode, generator=generator)",
+        "draw_cutmix(labels, method.alpha, size, generator=generator)",
+    ),
+    (
+        "Mixup in batch mode always",
+        "draw_mixup(labels, method.alpha, mode=method.mode, generator=generator)",
+        "draw_mixup(labels, method.alpha, generator=generator)",
+    ),
+    ("kappa for tau", "tau=method.tau,", "tau=method.kappa,"),
+    ("switch_prob ignored", "            switch_prob=method.switch_prob,\n", ""),
+    ("cutmix_alpha ignored", "            cutmix_alpha=method.cutmix_alpha,\n", ""),
+    ("temperature ignored", "        temperature=method.temperature,\n", ""),
+    ("negatives ignored", "        negatives=method.negatives,\n", ""),
+    ("duplicates ignored", "        duplicates=method.duplicates,\n", ""),
+    ("class weights ignored", "        class_weights=class_weights,\n", ""),
+    ("virtual pairs ignored", "        virtual=virtual,\n", ""),
+    (
+        "virtual pairs of another alpha",
+        "method.num_virtual, method.alpha, generator)",
+        "method.num_virtual, 1.0, generator)",
+    ),
+    (
+        "virtual pairs off the generator",
+        "method.num_virtual, method.alpha, generator)",
+        "method.num_virtual, method.alpha)",
+    ),
+    (
+        "RegMixup with Mixup's alpha",
+        '"regmixup": Method(draw="mixup", alpha=20.0',
+        '"regmixup": Method(draw="mixup"',
+    ),
+    (
+        "axes exchanged",
+        '"ic-mixup-c": Method(draw="mixup", axes=("class",))',
+        '"ic-mixup-c": Method(draw="mixup", axes=("pair",))',
+    ),
+    ("unknown draws are Mixup", '        check_choice("draw", self.draw, get_args(Draw))\n', ""),
+]
+
+ROOMS = {"pairs": PAIRS, "contrast": CONTRAST, "loss": LOSS, "hidden": HIDDEN, "methods": METHODS}
+MUTANTS = [Mutant(room, *mutant) for room, mutants in ROOMS.items() for mutant in mutants]
