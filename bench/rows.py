@@ -64,7 +64,8 @@ def print_ratios(rows: list[dict[str, object]]) -> None:
             ours, four = (1e3 * n * row["batch"] ** 2 / POWERS_PER_SECOND for n in (3, 4))
             print(
                 f"B {row['batch']} C {row['classes']}: {row['ms']:.2f} ms; "
-                f"its 3 B^2 powers alone {ours:.2f} ms ({row['ms'] / ours:.1f} x), 4 B^2 (one an axis and pass) {four:.2f} ms"
+                f"its 3 B^2 powers alone {ours:.2f} ms "
+                f"({row['ms'] / ours:.1f} x), 4 B^2 (one an axis and pass) {four:.2f} ms"
             )
 
 
@@ -83,7 +84,8 @@ def print_fit(rows: list[dict[str, object]]) -> None:
         worst = np.abs(slope * batch + start - memory).max() / memory.max()
         print(
             f"C {classes}: peak = {start:.1f} MB + {1e3 * slope:.2f} kB x B, "
-            f"furthest point {100 * worst:.1f} % of the largest off the line; {1e3 * slope / (4e-3 * classes):.1f} times the scores"
+            f"furthest point {100 * worst:.1f} % "
+            f"of the largest off the line; {1e3 * slope / (4e-3 * classes):.1f} times the scores"
         )
 
 

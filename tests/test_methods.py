@@ -444,6 +444,7 @@ def test_class_counts_of_another_length_are_never_taken(
         (r"draw 'cutmx' is unknown; it is one of 'none', 'mixup', 'remix', 'cutmix'", {"draw": "cutmx"}),
         (r"class_sizes 'ajust' is unknown; it is one of 'none', 'adjust', 'weigh'", {"class_sizes": "ajust"}),
     ],
+    ids=["draw", "class_sizes"],
 )
 def test_a_row_of_unknown_choices_is_refused(words: str, choice: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=words):

@@ -139,6 +139,16 @@ def test_runs_of_two_methods_share_weights_order_and_augmentation(
         two.make_epoch(epoch)()
 
 
+def test_mixing_draws_anew_in_every_epoch_and_for_every_seed(digits: Dataset, tmp_path: Path) -> None:
+    drawn = set()
+    for seed in (0, 1):
+        session = start(tmp_path, digits, dataclasses.replace(TINY, seed=seed))
+        for epoch in (0, 1, 0):
+            session.fill(epoch)
+            drawn.add(torch.rand((), generator=session.learner.generator).item())
+    assert len(drawn) == 4  # epoch 0 draws the same again when a resumed run comes back to it
+
+
 def test_an_epoch_holds_every_image_once_and_the_short_last_batch_too(
     digits: Dataset, tmp_path: Path
 ) -> None:

@@ -1,7 +1,7 @@
 """Break the library on purpose, one small plausible bug at a time, and see that a test notices.
 
     python tools/mutate.py                       every mutant, a table at the end, exit code 1 if one survives
-    python tools/mutate.py --only remix --jobs 2
+    python tools/mutate.py --only Remix --jobs 2
     python tools/mutate.py --markdown table.md
 
 A mutant is one exact replacement in one room, listed in mutants.py. It is made in a copy of the tree in a
@@ -12,18 +12,24 @@ list must follow the code.
 from __future__ import annotations
 
 import argparse
+import importlib
+import io
+import multiprocessing
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 from mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[1]
+HEAVY = ("torch", "scipy.stats", "hypothesis")  # imported once, before the processes part
 TESTS = {
     "pairs": ["test_pairs.py"],
     "contrast": ["test_paper.py", "test_loss.py"],
@@ -38,61 +44,78 @@ class Verdict(NamedTuple):
     killer: str | None  # the first test that failed, None if all passed
 
 
-def copy_tree(root: Path, folder: Path) -> None:
+class FirstFailure:
+    """A plugin for pytest that remembers the first test, or file, that failed."""
+
+    name: str | None = None
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and self.name is None:
+            self.name = report.nodeid.split("::")[-1]
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed and self.name is None:
+            self.name = report.nodeid
+
+
+@contextmanager
+def copied_tree(root: Path) -> Iterator[Path]:
     """The library, its tests and the settings they run under; the laboratory is not needed."""
     unwanted = shutil.ignore_patterns("lab", "__pycache__")
-    shutil.copytree(root / "src" / "icmixup", folder / "src" / "icmixup", ignore=unwanted)
-    shutil.copytree(root / "tests", folder / "tests", ignore=unwanted)
-    shutil.copy(root / "pyproject.toml", folder)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copytree(root / "src" / "icmixup", folder / "src" / "icmixup", ignore=unwanted)
+        shutil.copytree(root / "tests", folder / "tests", ignore=unwanted)
+        shutil.copy(root / "pyproject.toml", folder)
+        yield folder
 
 
-def apply(mutant: Mutant, folder: Path) -> None:
-    path = folder / "src" / "icmixup" / f"{mutant.room}.py"
-    text = path.read_text()
-    if text.count(mutant.old) != 1:
-        raise ValueError(
-            f"{mutant.name}: found {text.count(mutant.old)} times in {mutant.room}.py: {mutant.old!r}"
-        )
-    path.write_text(text.replace(mutant.old, mutant.new))
+def mutated_text(mutant: Mutant, folder: Path) -> str:
+    text = (folder / "src" / "icmixup" / f"{mutant.room}.py").read_text()
+    found = text.count(mutant.old)
+    if found != 1:
+        raise ValueError(f"{mutant.name}: found {found} times in {mutant.room}.py: {mutant.old!r}")
+    return text.replace(mutant.old, mutant.new)
 
 
 def first_failure(folder: Path, rooms: list[str]) -> str | None:
-    """The name of the first test that fails in a tree, None if all pass."""
+    """The first test that fails in a tree, None if all pass. Once a process, which imports that tree."""
+    os.chdir(folder)
+    sys.path.insert(0, str(folder / "src"))
     files = dict.fromkeys(f"tests/{name}" for room in rooms for name in TESTS[room])
-    # PYTHONPATH comes before an installed package, editable or not.
-    env = {**os.environ, "PYTHONPATH": str(folder / "src"), "OMP_NUM_THREADS": "1"}
-    options = ["-x", "-m", "not slow", "-p", "no:cacheprovider", "--no-header", "--tb=no"]
-    command = [sys.executable, "-m", "pytest", *options, *files]
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return None
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    if not lines:
-        raise RuntimeError(f"pytest neither passed nor failed:\n{done.stdout}\n{done.stderr}")
-    return lines[0].split(" - ")[0].split("::")[-1].removeprefix("ERROR ")
+    options = ["-x", "-m", "not slow", "-p", "no:cacheprovider", "--tb=no"]
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of what is imported already
+    failure = FirstFailure()
+    with redirect_stdout(io.StringIO()) as output:
+        code = pytest.main([*options, *files], [failure])
+    library = Path(importlib.import_module("icmixup.pairs").__file__ or "")
+    assert library.is_relative_to(folder), f"the tests ran with {library}"
+    if (code == 0) != (failure.name is None):
+        raise RuntimeError(f"pytest neither passed nor failed:\n{output.getvalue()}")
+    return failure.name
 
 
-def judge(mutant: Mutant, root: Path) -> Verdict:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        copy_tree(root, folder)
-        apply(mutant, folder)
-        verdict = Verdict(mutant, first_failure(folder, [mutant.room]))
-    print(
-        f"{'survived' if verdict.killer is None else 'killed  '}  {mutant.room:9} {mutant.name}", flush=True
-    )
-    return verdict
+def judge(root: Path, mutant: Mutant) -> Verdict:
+    with copied_tree(root) as folder:
+        (folder / "src" / "icmixup" / f"{mutant.room}.py").write_text(mutated_text(mutant, root))
+        return Verdict(mutant, first_failure(folder, [mutant.room]))
 
 
-def check_unbroken(mutants: list[Mutant], root: Path) -> None:
-    """Every mutant fits, and without any the tests pass: else a kill would mean nothing."""
-    for mutant in mutants:
-        with tempfile.TemporaryDirectory() as name:
-            copy_tree(root, Path(name))
-            apply(mutant, Path(name))
-    failed = first_failure(root, sorted({mutant.room for mutant in mutants}))
-    if failed is not None:
-        raise RuntimeError(f"{failed} fails without any mutant")
+def judge_all(mutants: list[Mutant], jobs: int) -> Iterator[Verdict]:
+    for module in HEAVY:
+        importlib.import_module(module)
+    # One snapshot for all mutants, whatever happens to the working tree meanwhile.
+    with (
+        copied_tree(ROOT) as root,
+        multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool,
+    ):
+        for mutant in mutants:
+            mutated_text(mutant, root)  # a mutant that does not fit is told at once
+        rooms = sorted({mutant.room for mutant in mutants})
+        failed = pool.apply(first_failure, (root, rooms))
+        if failed is not None:
+            raise RuntimeError(f"{failed} fails without any mutant")
+        yield from pool.imap(partial(judge, root), mutants)
 
 
 def markdown_table(verdicts: list[Verdict]) -> str:
@@ -106,17 +129,18 @@ def markdown_table(verdicts: list[Verdict]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Break the library on purpose, and see that a test notices.")
     parser.add_argument("--only", default="", help="mutants whose room or name contains this")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--markdown", type=Path, help="write the table there too")
     args = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
     chosen = [mutant for mutant in MUTANTS if args.only in f"{mutant.room} {mutant.name}"]
-    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(args.jobs) as pool:
-        # One snapshot for all mutants, whatever happens to the working tree meanwhile.
-        copy_tree(ROOT, Path(name))
-        check_unbroken(chosen, Path(name))
-        verdicts = list(pool.map(lambda mutant: judge(mutant, Path(name)), chosen))
+    verdicts = []
+    for verdict in judge_all(chosen, args.jobs):
+        fate = "survived" if verdict.killer is None else "killed  "
+        print(f"{fate}  {verdict.mutant.room:9} {verdict.mutant.name}", flush=True)
+        verdicts.append(verdict)
     table = markdown_table(verdicts)
     print(table)
     if args.markdown:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from icmixup.launch import Problem
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-# From results/bench.csv: below this many entries of S~ the plain product is as fast on a GPU.
-FUSED_ENTRIES = 2048 * 2048
+# Below this many entries of S~ the plain product is as fast on a GPU: bench/loss.py, bench/tune.py graph.
+FUSED_ENTRIES = 4096 * 4096
 # Above this many, S~ and its gradient no longer fit where plain torch would keep them: the chunked form.
 CHUNKED_ENTRIES = 2**26
 

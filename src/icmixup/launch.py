@@ -17,10 +17,10 @@ class Tiles(NamedTuple):
     """Sizes of tiles and numbers of warps, powers of two but for sum_groups; from bench/loss.py --tune."""
 
     sum_classifiers: int = 256  # tile of the sums
-    sum_images: int = 32
+    sum_images: int = 32  # at most 128, as for the gradient
     sum_warps: int = 16
-    sum_groups: int = 0  # programs that hold column sums of their own; 0: one a multiprocessor
-    grad_chunks: int = 16  # tile of the gradient: chunks, entries of each, images
+    sum_groups: int = 0  # programs at once, each with column sums of its own; 0: one a multiprocessor
+    grad_chunks: int = 32  # tile of the gradient: chunks, entries of each, images
     grad_entries: int = 4
     grad_images: int = 32
     grad_warps: int = 16
@@ -68,9 +68,10 @@ class Problem(NamedTuple):
     @property
     def grid(self) -> tuple[int, int]:
         """Groups of images, parts of the classifiers."""
-        groups = min(cdiv(self.R, self.tiles.sum_images), self.tiles.sum_groups or self.multiprocessors)
+        programs = self.tiles.sum_groups or self.multiprocessors
+        groups = min(cdiv(self.R, self.tiles.sum_images), programs)
         most = cdiv(self.K, max(self.tiles.sum_classifiers, self.tiles.dense_classifiers))
-        return groups, max(1, min(most, self.multiprocessors // groups))
+        return groups, max(1, min(most, programs // groups))
 
     @property
     def span(self) -> int:

@@ -14,6 +14,7 @@ from tyro import conf
 
 from icmixup.lab.cells import PaperTable
 from icmixup.lab.flags import data_folder
+from icmixup.lab.ranks import rank
 from icmixup.lab.results import Results, append_rows, check_file, read_rows
 
 PAPER_HELP = """The paper's tables and figures: its numbers, ours beside them, and the runs that make ours.
@@ -90,6 +91,8 @@ def run_paper(flags: PaperFlags) -> int:
     if flags.run_missing:
         run_missing(named or list(TABLES.values()), flags, results)
         results = read_rows(flags.results)
+    if rank() != 0:  # under torchrun the first speaks for all
+        return 0
     if flags.write:
         from icmixup.lab.paper_page import write_page
 
@@ -130,6 +133,7 @@ def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Result
     with Display(plan.recipes, rests, speed, stderr_console()) as display:
 
         def keep(row: dict[str, Any]) -> None:
+            # Under torchrun every rank brings the row; it is added once.
             append_rows(flags.results, [(display.recipes[row["key"]], row)])
             display.finish(row)
 
@@ -177,11 +181,12 @@ def show(named: Sequence[PaperTable], flags: PaperFlags, results: Results) -> No
 def stderr_console() -> Any:
     from rich.console import Console
 
-    return Console(stderr=True)
+    return Console(stderr=True, quiet=rank() != 0)
 
 
 def tell(text: str) -> None:
-    print(text, file=sys.stderr)
+    if rank() == 0:
+        print(text, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -133,15 +133,18 @@ def say_absent(plan: Plan, data_dir: Path) -> list[str]:
             f"{dataset} is not in {data_dir}, and {waiting} runs wait for it: put {archive.file_name} from "
             f"{archive.url} there, or let `icmixup data get {dataset}` bring it{twins}"
         )
-    if plan.absent:
-        ready = sorted({f"{r.method} on {r.dataset}" for r in plan.recipes})
-        without = (
-            f"{len(plan.recipes)} runs can do without: {', '.join(ready)}"
-            if ready
-            else "no run can do without"
-        )
-        sentences.append(without)
-    return sentences
+    return [*sentences, say_ready(plan)] if plan.absent else []
+
+
+def say_ready(plan: Plan) -> str:
+    """Which runs can do without the data that are missing."""
+    if not plan.recipes:
+        return "no run can do without"
+    ready: dict[str, dict[str, None]] = {}
+    for recipe in plan.recipes:
+        ready.setdefault(recipe.dataset, {})[recipe.method] = None
+    each = "; ".join(f"{dataset}: {' '.join(methods)}" for dataset, methods in ready.items())
+    return f"{len(plan.recipes)} runs can do without, on {each}"
 
 
 def say_stand_ins(plan: Plan) -> list[str]:

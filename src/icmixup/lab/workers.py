@@ -150,9 +150,9 @@ def available_bytes() -> int:
 
 
 def split_site(site: Site, number: int) -> list[Site]:
-    """A place for each of so many workers: the GPUs by turns, or an equal share of the cores."""
+    """A place for each of so many workers: the GPUs by turns, or an equal share of torch's threads."""
     if pick_device(site.device).type == "cpu":
-        return [replace(site, threads=max(1, count_cores() // number))] * number
+        return [replace(site, threads=max(1, torch.get_num_threads() // number))] * number
     if site.device not in (None, "cuda"):
         return [site] * number
     return [replace(site, device=f"cuda:{k % torch.cuda.device_count()}") for k in range(number)]
