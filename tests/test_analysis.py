@@ -176,9 +176,9 @@ def test_a_run_is_analysed_with_the_weights_that_were_tested(folders: list[Path]
     for folder in folders:
         network = load_model(find_run(folder), data, CPU).eval()
         with torch.no_grad():
-            right = network(inputs).argmax(dim=1) == data.test.labels
-        tested = json.loads((folder / "result.json").read_text())["accuracy"]
-        assert 100 * right.double().mean().item() == pytest.approx(tested)
+            nll = nn.functional.cross_entropy(network(inputs), data.test.labels).item()
+        tested = json.loads((folder / "result.json").read_text())["nll"]
+        assert nll == pytest.approx(tested, rel=1e-5)
 
 
 def analyse(*args: object) -> int:

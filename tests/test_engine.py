@@ -32,7 +32,7 @@ DIVERGES = dataclasses.replace(TINY, method="mixup", lr=1e30)
 # What differs between two runs of one recipe: clocks.
 CLOCKS = ("minutes", "images_per_second")
 Row = dict[str, Any]
-RAY_SECONDS = 150  # about 30 on two idle cores
+RAY_SECONDS = 240  # about 30 on two idle cores
 
 
 @pytest.fixture(autouse=True)

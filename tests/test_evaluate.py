@@ -51,7 +51,7 @@ def test_accuracies_are_those_of_a_loop() -> None:
     metrics = evaluate(scores, labels, COUNTS)
     right = sum(row.argmax().item() == label for row, label in zip(scores, labels.tolist(), strict=True))
     assert metrics["accuracy"] == pytest.approx(100 * right / N)
-    assert metrics["per_class"] == pytest.approx(
+    assert metrics["class_accuracies"] == pytest.approx(
         [looped_class_accuracy(scores, labels, [c]) for c in range(C)]
     )
 
@@ -132,7 +132,7 @@ def test_scaling_keeps_predictions_and_mends_scores_that_are_too_sure() -> None:
         looped_calibration_error(scaled, labels), rel=1e-4
     )
     # Signal 1.5 in unit noise: the true log-odds are 1.5 times the differences of scores at sharpness 1.
-    assert metrics["temperature"] == pytest.approx(3.0 / 1.5, rel=0.1)
+    assert metrics["fitted_temperature"] == pytest.approx(3.0 / 1.5, rel=0.1)
     assert metrics["calibration_error_scaled"] < 5 < metrics["calibration_error"]
 
 
@@ -140,14 +140,14 @@ def test_classes_absent_from_the_test_set_are_none_and_count_in_no_group() -> No
     scores, labels = scored()
     labels = labels.clamp(min=3)
     metrics = evaluate(scores, labels, COUNTS)
-    assert metrics["per_class"][:3] == [None, None, None]
+    assert metrics["class_accuracies"][:3] == [None, None, None]
     assert metrics["medium"] is None
     assert metrics["many"] == pytest.approx(looped_class_accuracy(scores, labels, [4]))
 
 
 def test_two_classes_and_two_images_are_enough() -> None:
     metrics = evaluate(torch.tensor([[2.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1]), torch.tensor([1, 1]))
-    assert metrics["per_class"] == [100.0, 0.0]
+    assert metrics["class_accuracies"] == [100.0, 0.0]
     assert metrics["accuracy"] == 50.0
 
 

@@ -135,7 +135,7 @@ def test_killed_on_two_ranks_a_run_goes_on_with_one(
     done = state["epochs_done"]
     assert log[:done] == whole[1][:done]  # what two ranks had done stays done, and is what they did elsewhere
     assert all(math.isfinite(line["loss"]) for line in log)
-    assert all(math.isfinite(row[name]) for name in ("accuracy", "nll", "nll_scaled", "temperature"))
+    assert all(math.isfinite(row[name]) for name in ("accuracy", "nll", "nll_scaled", "fitted_temperature"))
     assert row["accuracy"] > 30
 
 

@@ -32,7 +32,7 @@ TINY = Recipe(dataset="digits", model="small-cnn", per_class=4, batch_size=20, e
 
 def made_run(recipe: Recipe, accuracy: float, **others: object) -> tuple[Recipe, dict[str, Any]]:
     """A row as train() makes it, but for the training, and its recipe."""
-    numbers = {"accuracy": accuracy, "many": None, "nll": 1.25, "temperature": 3.5, "loss": 0.5}
+    numbers = {"accuracy": accuracy, "many": None, "nll": 1.25, "fitted_temperature": 3.5, "loss": 0.5}
     made = {"minutes": 2.0, "train_images": 5000, "ranks": 1, "device": "a GPU, or so", "commit": "abc+"}
     return recipe, {**recipe.fields(), "key": recipe.key, **numbers, **made, **others}
 
@@ -45,7 +45,7 @@ def test_a_real_run_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert found.recipe == TINY
     assert found.accuracy == pytest.approx(row["accuracy"], abs=1e-6)
     assert found.numbers["nll_scaled"] == pytest.approx(row["nll_scaled"], abs=1e-6)
-    assert found.numbers["fitted_temperature"] == pytest.approx(row["temperature"], abs=1e-6)
+    assert found.numbers["fitted_temperature"] == pytest.approx(row["fitted_temperature"], abs=1e-6)
     assert found.numbers["train_images"] == 40
     assert [found.numbers[name] for name in ("torch", "date")] == [row["torch"], row["date"]]
     assert found.recipe.per_class == 4  # which the metric of that name hides in the row

@@ -286,10 +286,10 @@ def test_every_method_trains_on_digits_and_on_a_folder(
     data: Dataset = request.getfixturevalue(name)
     row, losses, weights = carry_out(tmp_path, data, dataset=name, method=method, epochs=1, batch_size=16)
     assert len(losses) == 1
-    numbers = ("loss", "accuracy", "nll", "nll_scaled", "calibration_error_scaled", "temperature")
+    numbers = ("loss", "accuracy", "nll", "nll_scaled", "calibration_error_scaled", "fitted_temperature")
     assert all(math.isfinite(row[number]) for number in numbers)
     assert 0 <= row["accuracy"] <= 100
-    assert len(row["per_class"]) == data.num_classes
+    assert len(row["class_accuracies"]) == data.num_classes
     assert all(weight.isfinite().all() for weight in weights.values())
     assert row["train_images"] == len(data.train)
 

@@ -49,11 +49,11 @@ def contrast(
     same = None if row_keys is None or column_keys is None else row_keys[:, None] == column_keys
     row_losses = column_losses = None
     if rows:
-        own = torch.arange(len(scores), device=scores.device) + offset
+        own = torch.arange(offset, offset + len(scores), device=scores.device)
         row_losses = pick(mixed if bias is None else mixed + bias, own, same, duplicates)
     if columns:
         number = len(targets) if num_columns is None else num_columns
-        own = torch.arange(number, device=scores.device) - offset
+        own = torch.arange(-offset, number - offset, device=scores.device)
         same = None if same is None else same[:, :number].T
         column_losses = pick(mixed[:, :number].T, own, same, duplicates)
     return row_losses, column_losses

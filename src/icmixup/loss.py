@@ -95,7 +95,8 @@ def infinite_class_loss(
             "class_weights": "none" if class_weights is None else "given",
         }
         dtype = torch.promote_types(torch.promote_types(scores.dtype, targets.dtype), torch.float32)
-        scores, targets = scores.to(dtype) / temperature, targets.to(dtype)
+        scores, targets = scores.to(dtype), targets.to(dtype)
+        scores = scores if temperature == 1 else scores / temperature
         ranks = meet_ranks(scores, choices) if gather else Ranks((len(scores),), 0)
         class_losses, pair_losses = axis_losses(
             scores, targets, axes, negatives, virtual, duplicates, ranks, fused
@@ -106,7 +107,8 @@ def infinite_class_loss(
         assert isinstance(losses, Tensor)
         if reduction == "mean":
             # Ranks may hold unequal batches; DDP divides by their number, and N pairs share the mean.
-            return losses.sum() * (len(ranks.sizes) / ranks.total)
+            share = len(ranks.sizes) * len(losses) / ranks.total
+            return losses.mean() if share == 1 else losses.mean() * share
         return losses.sum() if reduction == "sum" else losses
 
 

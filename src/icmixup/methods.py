@@ -34,7 +34,7 @@ ClassSizes = Literal["none", "adjust", "weigh"]
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """Four choices and their numbers: how inputs mix, what they train against, what stays clean, what sizes do."""
+    """Four choices, and their numbers."""
 
     # How inputs are mixed.
     draw: Draw

@@ -197,7 +197,7 @@ def curve(
 
 def point(lam: float, squared_norms: Tensor, differences: Tensor) -> Point:
     """The point of (P,) squared norms and (P,) differences."""
-    spread, mean = torch.std_mean(differences, correction=1)
+    spread, mean = torch.std_mean(differences, correction=0)
     return Point(lam, len(differences), squared_norms.mean().item(), mean.item(), spread.item())
 
 

@@ -117,5 +117,11 @@ def _reflect(place: Tensor, size: int) -> Tensor:
 
 def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """(N, channels, H, W) uint8 to float32, by (channels,) mean and std of pixels in [0, 1]."""
-    mean, std = (part.to(images.device, torch.float32).view(1, -1, 1, 1) for part in (mean, std))
-    return (images.float() / 255 - mean) / std
+    shift, scale = normaliser(mean.to(images.device), std.to(images.device))
+    return torch.addcmul(shift, images, scale)
+
+
+def normaliser(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
+    """(1, channels, 1, 1) shift and scale of bytes: (x / 255 - mean) / std = shift + scale x."""
+    mean, std = (part.float().view(1, -1, 1, 1) for part in (mean, std))
+    return -mean / std, 1 / (255 * std)

@@ -1,4 +1,4 @@
-"""icmixup compare | train | data: words in, exit code out.
+"""icmixup compare | train | paper | analyse | data: words in, exit code out.
 
 Nothing heavy is imported before it is needed, so that --help answers at once.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from importlib.metadata import version
 
-HELP = """usage: icmixup {compare,train,data} ...  |  icmixup --version
+HELP = """usage: icmixup {compare,train,paper,analyse,data} ...  |  icmixup --version
 
 Does Infinite Class Mixup help on your data? One command trains several methods with several seeds and says,
 with intervals, which one helps.
@@ -21,6 +21,8 @@ with intervals, which one helps.
   icmixup compare                      on scikit-learn's digits, which are installed already: minutes
   icmixup compare path/to/images       on a folder of images, one subfolder a class
   icmixup train                        one run; with no flags, the paper's on CIFAR-100
+  icmixup paper                        the paper's tables and figures, our numbers beside its own
+  icmixup analyse RUN_FOLDER           what a trained run makes of mixed images, as in the paper's last figure
   icmixup data list                    datasets, and where they are
   icmixup data get cifar100            bring one here
   icmixup data check cifar100          read one, and test what must be true of it
@@ -49,7 +51,13 @@ Command = Callable[[Sequence[str]], int]
 
 
 def find_command(args: Sequence[str]) -> Command:
-    commands: dict[str, Command] = {"compare": compare, "train": train, "data": data}
+    commands: dict[str, Command] = {
+        "compare": compare,
+        "train": train,
+        "paper": paper,
+        "analyse": analyse,
+        "data": data,
+    }
     name = args[0] if args else "--help"
     if name in ("-h", "--help"):
         return lambda _: say(HELP)
@@ -78,6 +86,18 @@ def train(args: Sequence[str]) -> int:
     from icmixup.lab.commands import run_train
 
     return run_train(flags)
+
+
+def paper(args: Sequence[str]) -> int:
+    from icmixup.lab.paper_command import parse_paper, run_paper
+
+    return run_paper(parse_paper(args))
+
+
+def analyse(args: Sequence[str]) -> int:
+    from icmixup.lab.analyse_command import parse_analyse, run_analyse
+
+    return run_analyse(parse_analyse(args))
 
 
 def data(args: Sequence[str]) -> int:

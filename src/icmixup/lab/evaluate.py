@@ -36,12 +36,12 @@ def evaluate(scores: Tensor, labels: Tensor, class_counts: Tensor) -> Metrics:
 
     Returns:
         accuracy: share of test images that are right.
-        per_class: C accuracies, None where the test set has no image of that class.
-        many, medium, few: mean of per_class over classes of > 100, 20 to 100 and < 20 training images; None
+        class_accuracies: C of them, None where the test set has no image of that class.
+        many, medium, few: mean of these over classes of > 100, 20 to 100 and < 20 training images; None
             where there is no such class.
         nll, calibration_error: of the scores as they are; 15 bins, mean absolute gap.
         nll_scaled, calibration_error_scaled: over both halves, as above.
-        temperature: mean of the two halves' temperatures.
+        fitted_temperature: mean of the two halves' temperatures.
     """
     scores, labels, class_counts = scores.detach().cpu(), labels.cpu(), class_counts.cpu()
     check_evaluable(scores, labels, class_counts)
@@ -49,13 +49,13 @@ def evaluate(scores: Tensor, labels: Tensor, class_counts: Tensor) -> Metrics:
     per_class = class_accuracies(scores, labels)
     return {
         "accuracy": 100 * (scores.argmax(dim=1) == labels).double().mean().item(),
-        "per_class": per_class,
+        "class_accuracies": per_class,
         **size_group_accuracies(per_class, class_counts),
         "nll": negative_log_likelihood(scores, labels),
         "calibration_error": calibration_error(scores, labels),
         "nll_scaled": negative_log_likelihood(scaled, labels),
         "calibration_error_scaled": calibration_error(scaled, labels),
-        "temperature": temperature,
+        "fitted_temperature": temperature,
     }
 
 

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+TENSOR_CORE_CHANNELS = 8
+
 # Makes one block from its channels in, channels out, and stride.
 MakeBlock = Callable[[int, int, int], nn.Module]
 
@@ -135,8 +137,20 @@ class PaddedShortcut(nn.Module):
         return F.pad(maps, (0, 0, 0, 0, self.padding, self.padding))
 
 
+class Conv(nn.Conv2d):
+    """A convolution; on a GPU an image's few channels get zeros beside them, as tensor cores want eight."""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        missing = TENSOR_CORE_CHANNELS - self.in_channels
+        if missing <= 0 or not maps.is_cuda:
+            return F.conv2d(maps, self.weight, self.bias, self.stride, self.padding)
+        zeros = (0, 0, 0, 0, 0, missing)
+        weight = F.pad(self.weight, zeros)
+        return F.conv2d(F.pad(maps, zeros), weight, self.bias, self.stride, self.padding)
+
+
 def conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
+    return Conv(inputs, outputs, size, stride, padding=size // 2, bias=False)
 
 
 def norm_relu(width: int) -> nn.Sequential:

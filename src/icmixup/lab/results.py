@@ -143,8 +143,8 @@ def is_text(hint: Any) -> bool:
 def append_rows(path: Path, runs: Iterable[tuple[Recipe, Row]]) -> list[Result]:
     """Append the rows of train() that are not there yet, and return those.
 
-    Each comes with its recipe, since in a row the metrics per_class and temperature hide the recipe's fields
-    of these names. A row whose recipe and metrics are there already is not added again. One with the same
+    Each comes with its recipe. A row whose recipe and metrics are there already is not added again. One with
+    the same
     recipe and other metrics is added below: both stay, and both are shown. Several processes may append at
     once.
     """
@@ -209,7 +209,6 @@ def row_values(recipe: Recipe, row: Row, header: Sequence[str], path: Path) -> l
     """One run as the file's columns have it."""
     fields = recipe.fields()
     numbers = {name: row.get(name) for name in (*METRICS, *MADE)}
-    numbers["fitted_temperature"] = row.get("fitted_temperature", row.get("temperature"))
     values = {
         **{k: format_value(v) for k, v in fields.items()},
         **{k: format_number(v) for k, v in numbers.items()},

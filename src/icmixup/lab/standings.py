@@ -22,7 +22,7 @@ MEASURES = (
     "nll_scaled",
     "calibration_error",
     "calibration_error_scaled",
-    "temperature",
+    "fitted_temperature",
     "loss",
     "minutes",
     "images_per_second",

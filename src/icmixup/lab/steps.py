@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from icmixup.hidden import hidden_modules
-from icmixup.lab.augment import normalise
+from icmixup.lab.augment import normaliser
 from icmixup.lab.data import Dataset
 from icmixup.lab.models import build_model
 from icmixup.lab.recipe import Recipe
@@ -134,8 +134,8 @@ Step = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 def make_step(learner: Learner, recipe: Recipe, method: Method, dataset: Dataset) -> Step:
     """The step: (B, ...) bytes, (B,) labels and the learning rate in, loss out, learner changed."""
     device = learner.device
-    mean, std = (torch.tensor(x, device=device) for x in (dataset.mean, dataset.std))
-    class_counts = dataset.class_counts.to(device)
+    shift, scale = normaliser(*(torch.tensor(x, device=device) for x in (dataset.mean, dataset.std)))
+    class_counts = dataset.class_counts.to(device, torch.float32)
     dtype = autocast_dtype(recipe, device)
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     weights = list(learner.model.parameters())
@@ -144,7 +144,7 @@ def make_step(learner: Learner, recipe: Recipe, method: Method, dataset: Dataset
 
     def step(images: Tensor, labels: Tensor, lr: Tensor, whole: bool) -> Tensor:
         learner.lr.copy_(lr)
-        inputs = normalise(images, mean, std).contiguous(memory_format=layout)
+        inputs = torch.addcmul(shift, images.contiguous(memory_format=layout), scale)
         # A short last batch goes through the plain module: compiled code is for one shape.
         model = learner.forward if whole or not recipe.compile else learner.model
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
@@ -217,7 +217,7 @@ class GraphedEpoch:
         self.kept.append(rows)
 
         def run() -> None:
-            batch = self.place * self.epoch.batch_size + rows
+            batch = torch.add(rows, self.place, alpha=self.epoch.batch_size)
             images, labels = (part.index_select(0, batch) for part in (self.epoch.images, self.epoch.labels))
             lr = self.epoch.lrs.index_select(0, self.place)[0]
             loss = step(images, labels, lr, size == self.epoch.batch_size)
