@@ -6,6 +6,7 @@
 >>> loss = icm.infinite_class_loss(model(inputs), targets)       # Eq. 9
 """
 
+from icmixup.cached import cached_backward
 from icmixup.hidden import mix_hidden
 from icmixup.loss import AXES, InfiniteClassLoss, infinite_class_loss
 from icmixup.methods import METHODS, Method, training_loss
@@ -28,6 +29,7 @@ __all__ = [
     "InfiniteClassLoss",
     "Method",
     "Pairs",
+    "cached_backward",
     "draw_cutmix",
     "draw_either",
     "draw_mixup",
