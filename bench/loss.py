@@ -1,10 +1,13 @@
-"""Time and peak memory of the loss, forward and backward, in five forms: one CSV row a measurement.
+"""Time and peak memory of the loss, forward and backward, in six forms: one CSV row a measurement.
 
-    python bench/loss.py --out results/bench.csv --seconds 400      all sizes, the most important first
+    python bench/loss.py --out results/bench.csv --seconds 150      what matters first, then the cheapest
     python bench/loss.py --plot docs/loss.png --out results/bench.csv --seconds 0
     python bench/loss.py --device cpu --batches 64 128 --classes 10 --forms plain chunked      a rehearsal
 
-bench/tune.py chooses the tiles of the kernels, shows where their time goes, and times CUDA graphs.
+Every form is timed alike, as in training: runs back to back between two events on the device's clock, so that
+the host may run ahead; of five such groups the median, after warming up. Small sizes also as a CUDA graph
+(plain_graph, auto_graph, fused_graph), where the host has no part. bench/tune.py chooses the tiles of the
+kernels and shows where their time goes.
 """
 
 from __future__ import annotations
@@ -21,12 +24,26 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from rows import plot_loss, print_fit, print_ratios, read_rows, write_row
+from rows import plot_loss, print_fit, print_floor, print_ratios, read_rows, write_row
 from torch import Tensor
 from torch.nn import functional as F
 
+from icmixup import infinite_class_loss
 from icmixup.chunked import contrast_chunked
-from icmixup.fused import contrast_fused, fused_available
+from icmixup.fused import HAS_TRITON, contrast_fused, fused_available
+
+if HAS_TRITON:
+    import triton
+    from triton import language as tl
+
+    @triton.jit
+    def exponentials(out, rounds, B: tl.constexpr):
+        """`rounds` powers of two for each of B numbers, in registers alone."""
+        x = tl.arange(0, B).to(tl.float32) / B
+        for _ in range(rounds):
+            x = tl.exp2(-x)
+        tl.store(out + tl.program_id(0), tl.sum(x, 0))
+
 
 BATCHES = (128, 512, 2048, 8192, 16384, 32768, 65536, 131072)
 CLASSES = (10, 100, 1000, 21843)
@@ -82,6 +99,11 @@ FORMS: dict[str, Loss] = {
     "compiled": gathered_loss,
     "chunked": chunked_loss,
 }
+GRAPHS: dict[str, Loss] = {
+    "plain_graph": plain_loss,
+    "auto_graph": infinite_class_loss,
+    "fused_graph": fused_loss,
+}
 
 
 class Case(NamedTuple):
@@ -93,13 +115,17 @@ class Case(NamedTuple):
         """About how many B x B float32 matrices the form holds at once."""
         return {"authors": 6.0, "compiled": 2.5}.get(self.form, 0.0 if self.form in LINEAR else 4.5)
 
+    @property
+    def is_graph(self) -> bool:
+        return self.form in GRAPHS
+
     def bytes(self) -> float:
         return 4 * (self.matrices() * self.batch**2 + 6 * self.batch * self.classes)
 
     def seconds(self) -> float:
-        """About how long one pass takes on an H200, to know beforehand what does not fit."""
+        """About how long a measurement takes on an H200, to know beforehand what does not fit."""
         product = 0 if self.form in ("fused", "compiled") else 6 * self.batch**2 * self.classes / 4e13
-        return product + 2e-11 * self.batch**2 + (20 if self.form == "compiled" else 0)
+        return 10 * (product + 2e-11 * self.batch**2) + (20 if self.form == "compiled" else 1)
 
 
 def draw(case: Case, args: argparse.Namespace) -> tuple[Tensor, Tensor]:
@@ -120,29 +146,53 @@ def once(loss: Loss, scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return value.detach(), torch.autograd.grad(value, scores)[0]
 
 
-def median_ms(run: Callable[[], object], device: str, seconds: float = 0.5, most: int = 50) -> float:
-    """Median of single runs, on the device's clock, after warming up."""
-    times: list[float] = []
-    for _ in range(2):
+def median_ms(run: Callable[[], object], device: str, seconds: float = 0.5, groups: int = 5) -> float:
+    """Time of one run: the median over groups of runs back to back, after warming up."""
+    for _ in range(3):
         run()
-    until = time.perf_counter() + seconds
-    while len(times) < 3 or (len(times) < most and time.perf_counter() < until):
-        times.append(one_ms(run, device))
-    return statistics.median(times)
+    times = int(1e3 * seconds / groups / max(group_ms(run, 2, device), 1e-2))
+    return statistics.median(group_ms(run, max(1, times), device) for _ in range(groups))
 
 
-def one_ms(run: Callable[[], object], device: str) -> float:
+def group_ms(run: Callable[[], object], times: int, device: str) -> float:
+    """Mean time of runs back to back, on the device's clock."""
     if device != "cuda":
         start = time.perf_counter()
-        run()
-        return 1e3 * (time.perf_counter() - start)
+        for _ in range(times):
+            run()
+        return 1e3 * (time.perf_counter() - start) / times
     start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     start_event.record()
-    run()
+    for _ in range(times):
+        run()
     end_event.record()
     torch.cuda.synchronize()
-    return start_event.elapsed_time(end_event)
+    return start_event.elapsed_time(end_event) / times
+
+
+def replayed(loss: Loss, scores: Tensor, targets: Tensor) -> Callable[[], object]:
+    """Forward and backward captured once; what is returned replays them."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            once(loss, scores, targets)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        once(loss, scores, targets)
+    return graph.replay
+
+
+def exponentials_per_second(device: str) -> float | None:
+    """How many exponentials a GPU takes when it does nothing else."""
+    if device != "cuda" or not HAS_TRITON:
+        return None
+    programs = 16 * torch.cuda.get_device_properties(0).multi_processor_count
+    rounds, out = 4096, torch.empty(programs, device=device)
+    ms = median_ms(lambda: exponentials[(programs,)](out, rounds, B=1024), device, 0.1)
+    return 1e3 * programs * 1024 * rounds / ms
 
 
 def peak_mb(run: Callable[[], object], device: str) -> float | None:
@@ -171,7 +221,7 @@ def errors(loss: Loss, scores: Tensor, targets: Tensor) -> tuple[float | None, f
 
 def measure(case: Case, args: argparse.Namespace) -> dict[str, object]:
     scores, targets = draw(case, args)
-    loss = FORMS[case.form]
+    loss = (GRAPHS if case.is_graph else FORMS)[case.form]
     if case.form == "compiled":
         torch.compiler.reset()
         loss = torch.compile(loss, dynamic=False)
@@ -179,9 +229,10 @@ def measure(case: Case, args: argparse.Namespace) -> dict[str, object]:
     def run() -> object:
         return once(loss, scores, targets)
 
-    ms = median_ms(run, args.device)
+    ms = median_ms(replayed(loss, scores, targets) if case.is_graph else run, args.device)
     loss_error, grad_error = errors(loss, scores, targets)
-    row = {"ms": ms, "peak_mb": peak_mb(run, args.device), "loss_error": loss_error, "grad_error": grad_error}
+    memory = None if case.is_graph else peak_mb(run, args.device)
+    row = {"ms": ms, "peak_mb": memory, "loss_error": loss_error, "grad_error": grad_error}
     return {**case._asdict(), "dtype": args.dtype, **row, **surroundings(args.device)}
 
 
@@ -203,22 +254,26 @@ def surroundings(device: str) -> dict[str, str]:
 
 
 def cases(args: argparse.Namespace) -> list[Case]:
-    """B = 32,768 and C = 1,000 first, then what is large for us alone, then the rest by its cost."""
+    """What the targets are about first, then the rest by its cost."""
     every = [Case(*case) for case in itertools.product(args.forms, args.batches, args.classes)]
     every = [case for case in every if case.form in LINEAR or case.batch <= LARGEST_STORED]
-    named = [case for case in every if (case.batch, case.classes) == (32768, 1000)]
-    large = [case for case in every if case.form == "fused" and case.classes == 1000 and case not in named]
-    rest = sorted((case for case in every if case not in named + large), key=Case.seconds)
-    return named + sorted(large, key=lambda case: -case.batch) + rest
+    named = [Case(form, 32768, 1000) for form in ("fused", "plain", "authors", "compiled", "open_clip")]
+    named += [Case("fused", 65536, 1000), Case("fused", 131072, 1000)]
+    named += [Case(form, 128, 100) for form in ("plain", "fused")]
+    first = [case for case in named if case in every]
+    graphs = [
+        Case(form, 128, 100) for form in GRAPHS if args.device == "cuda" and Case("plain", 128, 100) in every
+    ]
+    return first + graphs + sorted((case for case in every if case not in first), key=Case.seconds)
 
 
 def fits(case: Case, left: float, device: str) -> str:
     """Why a case is left out, or nothing."""
-    if case.form == "fused" and not fused_available(device):
+    if case.form in ("fused", "fused_graph") and not fused_available(device):
         return "no Triton or no CUDA"
     if device == "cuda" and case.bytes() > 0.9 * torch.cuda.mem_get_info()[0]:
         return f"wants about {case.bytes() / 1e9:.0f} GB"
-    if 7 * case.seconds() * (1 if case.form != "compiled" else 0.2) + 1 > left:
+    if case.seconds() > left:
         return f"{left:.0f} s left"
     return ""
 
@@ -228,12 +283,12 @@ def measure_all(args: argparse.Namespace) -> Iterator[dict[str, object]]:
     for case in cases(args):
         reason = fits(case, until - time.perf_counter(), args.device)
         if reason:
-            print(f"{case.form:10} B {case.batch:6} C {case.classes:5}  left out: {reason}", flush=True)
+            print(f"{case.form:11} B {case.batch:6} C {case.classes:5}  left out: {reason}", flush=True)
             continue
         try:
             yield measure(case, args)
         except torch.cuda.OutOfMemoryError:
-            print(f"{case.form:10} B {case.batch:6} C {case.classes:5}  out of memory", flush=True)
+            print(f"{case.form:11} B {case.batch:6} C {case.classes:5}  out of memory", flush=True)
         if args.device == "cuda":
             torch.cuda.empty_cache()
 
@@ -263,6 +318,7 @@ def main() -> None:
         rows = read_rows(args.out)
     print_ratios(rows)
     print_fit(rows)
+    print_floor(rows, exponentials_per_second(args.device))
     if args.plot is not None:
         plot_loss(rows, list(FORMS), args.plot)
 

@@ -9,7 +9,7 @@ COLUMNS = (
     *("form", "batch", "classes", "dtype", "ms", "peak_mb", "loss_error", "grad_error"),
     *("device", "torch", "triton", "commit", "date"),
 )
-POWERS_PER_SECOND = 4.2e12  # of an H200: 132 multiprocessors x 16 a cycle x 1.98 GHz
+EXPONENTIALS_PER_SECOND = 4.2e12  # of an H200, on paper: 132 multiprocessors x 16 a cycle x 1.98 GHz
 
 
 def text(value: object, form: str) -> str:
@@ -18,7 +18,7 @@ def text(value: object, form: str) -> str:
 
 def write_row(row: dict[str, object], path: Path | None) -> None:
     print(
-        f"{row['form']:10} B {row['batch']:6} C {row['classes']:5}  {row['ms']:10.3f} ms  "
+        f"{row['form']:11} B {row['batch']:6} C {row['classes']:5}  {row['ms']:10.3f} ms  "
         f"{text(row['peak_mb'], '10.1f')} MB  error {text(row['loss_error'], '.1e')} "
         f"{text(row['grad_error'], '.1e')}",
         flush=True,
@@ -48,24 +48,32 @@ def read_rows(path: Path) -> list[dict[str, object]]:
 
 
 def print_ratios(rows: list[dict[str, object]]) -> None:
-    """Each form against the plain product at the same size, and ours against the floor of exponentials."""
-    plain = {(row["batch"], row["classes"]): row for row in rows if row["form"] == "plain"}
+    """Each form against the plain product at the same size, graphs against its graph."""
+    plain = {(row["form"], row["batch"], row["classes"]): row for row in rows}
     for row in rows:
-        other = plain.get((row["batch"], row["classes"]))
+        against = "plain_graph" if str(row["form"]).endswith("graph") else "plain"
+        other = plain.get((against, row["batch"], row["classes"]))
         if other is None or row is other:
             continue
-        memory = other["peak_mb"] / row["peak_mb"] if row["peak_mb"] and other["peak_mb"] else float("nan")
+        known = row["peak_mb"] and other["peak_mb"]
+        memory = f", 1/{other['peak_mb'] / row['peak_mb']:.1f} of the memory" if known else ""
         print(
-            f"{row['form']:10} B {row['batch']:6} C {row['classes']:5}  "
-            f"{other['ms'] / row['ms']:8.2f} x as fast, 1/{memory:.1f} of the memory of the plain product"
+            f"{row['form']:11} B {row['batch']:6} C {row['classes']:5}  "
+            f"{other['ms'] / row['ms']:8.2f} x as fast{memory}, against {against}"
         )
+
+
+def print_floor(rows: list[dict[str, object]], rate: float | None) -> None:
+    """Ours against its exponentials alone: B^2 forward, and 2 B^2 backward, one for each entry of Y~."""
+    measured = "measured" if rate else "on paper"
+    rate = rate or EXPONENTIALS_PER_SECOND
+    print(f"exponentials: {rate / 1e12:.2f} x 10^12 a second, {measured}")
     for row in rows:
         if row["form"] == "fused" and row["batch"] >= 32768:
-            ours, four = (1e3 * n * row["batch"] ** 2 / POWERS_PER_SECOND for n in (3, 4))
+            one, three = (1e3 * n * row["batch"] ** 2 / rate for n in (1, 3))
             print(
-                f"B {row['batch']} C {row['classes']}: {row['ms']:.2f} ms; "
-                f"its 3 B^2 powers alone {ours:.2f} ms "
-                f"({row['ms'] / ours:.1f} x), 4 B^2 (one an axis and pass) {four:.2f} ms"
+                f"B {row['batch']} C {row['classes']}: {row['ms']:.2f} ms, {row['ms'] / three:.1f} times its "
+                f"exponentials alone: {one:.2f} ms forward + {three - one:.2f} ms backward"
             )
 
 

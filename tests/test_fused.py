@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from icmixup.chunked import contrast_chunked
 from icmixup.fused import contrast_fused, fused_available, prefer_fused
@@ -29,7 +31,8 @@ if DEVICE == "cpu":
     if before is not None:
         os.environ["TRITON_INTERPRET"] = before
 
-from icmixup.launch import Tiles  # noqa: E402  (it imports Triton)
+from icmixup.launch import Problem, Tiles, forward  # noqa: E402  (it imports Triton)
+from icmixup.launch_backward import backward  # noqa: E402
 
 SMALL = tuple(
     Tiles(
@@ -285,17 +288,68 @@ def reference_in_float32(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tenso
     return cross_entropy(z, own, reduction="none"), cross_entropy(z.T, own, reduction="none")
 
 
-def test_tiles_change_no_more_than_rounding() -> None:
-    scores, targets, asked, _ = case("virtual")
-    others = Tiles(*SMALL)._replace(
-        sum_classifiers=32, sum_images=32, sum_groups=1, grad_chunks=4, grad_entries=8
-    )
+@pytest.mark.parametrize("programs", [1, 7, 50])
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_tiles_change_no_more_than_rounding(scale: float, programs: int) -> None:
+    scores, targets, asked, _ = case("one class has all")
+    others = Tiles(*SMALL)._replace(sum_groups=programs, dense_images=32, grad_chunks=4, grad_entries=8)
     for one, other in zip(
-        fused(scores, targets, **asked),
-        contrast_fused(scores, targets, **asked, tiles=tuple(others)),
+        fused(scale * scores, targets, **asked),
+        contrast_fused(scale * scores, targets, **asked, tiles=tuple(others)),
         strict=True,
     ):
-        torch.testing.assert_close(one, other, atol=3e-6, rtol=0)
+        torch.testing.assert_close(one, other, atol=3e-6 * scale, rtol=0)
+
+
+class Asked(TorchDispatchMode):
+    """Names of what torch is asked to do, but for what Triton's interpreter asks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> object:
+        if not any("triton" in frame.filename for frame in traceback.extract_stack()):
+            self.names.append(op.overloadpacket.__name__)
+        return op(*args, **(kwargs or {}))
+
+
+def test_torch_gives_memory_and_sorts_and_does_no_more() -> None:
+    # A small operation costs the host as much as a kernel, and a large batch would wait for the host.
+    scores, targets, *_ = case("primes")
+    problem = Problem(13, 13, 7, 0, True, True, 13, 0, False, Tiles(*SMALL), 2)
+    with Asked() as asked:
+        rows, columns, state = forward(scores, targets, None, (targets, targets), problem)
+        backward((rows, columns), targets, (targets, targets), state, problem, torch.float32)
+    assert set(asked.names) <= {"empty", "new_empty", "sort", "select"}
+    assert len(asked.names) < 30
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["primes", "far", "smoothed", "dense", "positive, far"])
+def test_a_cuda_graph_chooses_anew_at_each_replay(name: str) -> None:
+    scores, targets, asked, _ = case(name)
+    held, held_targets = torch.zeros_like(scores).requires_grad_(), targets.roll(1, 0)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.autograd.grad(weighted(fused(held, held_targets, **asked)), held)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        losses = fused(held, held_targets, **asked)
+        (gradient,) = torch.autograd.grad(sum(loss.sum() for loss in losses if loss is not None), held)
+    with torch.no_grad():
+        held.copy_(scores)
+        held_targets.copy_(targets)
+    graph.replay()
+    fresh = scores.clone().requires_grad_()
+    eager = fused(fresh, targets, **asked)
+    (wanted,) = torch.autograd.grad(sum(loss.sum() for loss in eager if loss is not None), fresh)
+    assert torch.equal(gradient, wanted)
+    assert all(torch.equal(a, b) for a, b in zip(losses, eager, strict=True) if a is not None)
 
 
 def test_equal_inputs_give_equal_bits() -> None:

@@ -158,7 +158,7 @@ def _forward(
     shape = (offset, rows, columns, num_columns)
     problem = _problem(tuple(scores.shape), targets, shape, bias is not None, duplicates, tiles)
     keys = _keys(row_keys, column_keys, targets)
-    bias = None if bias is None else bias.float().contiguous()
+    bias = None if bias is None else bias.contiguous()
     row_losses, column_losses, state = forward(scores.contiguous(), targets.contiguous(), bias, keys, problem)
     return row_losses, column_losses, *state
 
@@ -195,7 +195,7 @@ def _forward_fake(
         new(2, shape.Kp, dtype=torch.int32),
         new(6, shape.Rp, dtype=torch.float32),
         new(9, shape.Kp, dtype=torch.float32),
-        new(4, dtype=torch.float32),
+        new(5, dtype=torch.float32),
     )
 
 
@@ -257,8 +257,8 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> 
 def _gradient(
     ctx: Any, row_grad: Tensor | None, column_grad: Tensor | None, *_: Any
 ) -> tuple[Tensor | None, ...]:
-    grads = [None if grad is None else grad.contiguous() for grad in (row_grad, column_grad)]
-    gradient = torch.ops.icmixup.contrast_fused_backward(*grads, *ctx.saved_tensors, *ctx.rest)
+    saved = ctx.saved_tensors
+    gradient = torch.ops.icmixup.contrast_fused_backward(row_grad, column_grad, *saved, *ctx.rest)
     return gradient, *(None,) * 10
 
 

@@ -3,7 +3,7 @@
 i: rows of S, images      j: rows of Y~, classifiers      c: classes      z_ij: mixed score
 slab      (C, Rp) S^T in float32: z of one j is two contiguous reads; in FAST mode (S - largest of i) log2 e
 pairs     (2, Kp) int32, the classes of j                       rows, columns    tables of numbers by i, by j
-plan      (4,) mode, centre, floor, poison                      BM, BN, BC       tile over i, over j, over c
+plan      (5,) mode, centre, floor, poison, mode of level       BM, BN, BC       tile over i, over j, over c
 Powers are of 2, which is one instruction on the GPU where those of e are several.
 """
 
@@ -40,6 +40,7 @@ BIAS = tl.constexpr(6)
 BETA = tl.constexpr(7)  # e^bias
 RIGHT_TOP = tl.constexpr(8)  # largest entry of P; not in FAST mode
 ROW_LINES = 6
+PLAN_NUMBERS = 5
 COLUMN_LINES = 9
 # Up to this spread of scores, sums of 2^20 entries below any of them fit in float32.
 SPREAD = tl.constexpr(60.0)
@@ -49,8 +50,36 @@ EXCESS = tl.constexpr(5e-7)
 
 
 @triton.jit
+def read_scores(
+    scores, targets, peaks, extremes, plan, R, C, FLOOR: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr
+):
+    """The largest score of each image, the largest and smallest of a program's images, and the floor."""
+    r = tl.program_id(0) * BR + tl.arange(0, BR)
+    line = scores + r.to(tl.int64) * C
+    high = tl.full([BR], -float("inf"), tl.float32)
+    low = tl.full([BR], float("inf"), tl.float32)
+    for c0 in range(0, C, BC):
+        c = c0 + tl.arange(0, BC)
+        there = (r < R)[:, None] & (c < C)[None, :]
+        s = tl.load(line[:, None] + c[None, :], mask=there, other=0.0).to(tl.float32)
+        # A maximum may lose a nan, but not inf; choose_mode takes either for poison.
+        s = tl.where(s == s, s, float("inf"))
+        high = tl.maximum(high, tl.max(tl.where(there, s, -float("inf")), 1))
+        low = tl.minimum(low, tl.min(tl.where(there, s, float("inf")), 1))
+    tl.store(peaks + r, high)
+    tl.store(extremes + tl.program_id(0), tl.max(high, 0))
+    tl.store(extremes + tl.num_programs(0) + tl.program_id(0), tl.min(low, 0))
+    if tl.program_id(0) == 0:
+        least = tl.full([BC], float("inf"), tl.float32)
+        for c0 in range(0, C, BC):
+            c = c0 + tl.arange(0, BC)
+            least = tl.minimum(least, tl.load(targets + c, mask=c < C, other=float("inf")).to(tl.float32))
+        tl.store(plan + 2, tl.min(least, 0) if FLOOR else 0.0)
+
+
+@triton.jit
 def read_pairs(
-    targets, bias, floor, pairs, columns, extremes, K, C, Kp, HAS_BIAS: tl.constexpr, BN: tl.constexpr,
+    targets, bias, plan, pairs, columns, extremes, K, C, Kp, HAS_BIAS: tl.constexpr, BN: tl.constexpr,
     BC: tl.constexpr,
 ):  # fmt: skip
     """The first and the last class of each target that differ from the floor, and by how much.
@@ -59,7 +88,7 @@ def read_pairs(
     """
     j = tl.program_id(0) * BN + tl.arange(0, BN)
     line = targets + tl.minimum(j, K - 1).to(tl.int64) * C
-    f = tl.load(floor)
+    f = tl.load(plan + 2)
     first = tl.full([BN], 2147483647, tl.int32)
     last = tl.full([BN], -1, tl.int32)
     count = tl.zeros([BN], tl.int32)
@@ -86,6 +115,13 @@ def read_pairs(
     b_or_none = tl.where(j < K, b, -float("inf"))
     tl.store(columns + BIAS * Kp + j, b_or_none)
     tl.store(columns + BETA * Kp + j, tl.exp2(b_or_none * LOG2E))
+    nothing = tl.zeros([BN], tl.float32)
+    tl.store(columns + PULL * Kp + j, nothing)
+    tl.store(columns + RIGHT_PULL * Kp + j, nothing)
+    tl.store(columns + UNDO * Kp + j, nothing)
+    # e^(z - inf) = 0 for classifiers without an image
+    tl.store(columns + TOP * Kp + j, nothing + float("inf"))
+    tl.store(columns + RIGHT_TOP * Kp + j, nothing + float("inf"))
     mine = extremes + tl.program_id(0)
     programs = tl.num_programs(0)
     tl.store(mine, tl.max(count, 0).to(tl.float32))
@@ -95,8 +131,17 @@ def read_pairs(
 
 
 @triton.jit
-def choose_mode(high, low, of_targets, floor, plan, n_targets, ANY_FLOOR: tl.constexpr, B: tl.constexpr):
+def choose_mode(
+    of_scores, of_targets, plan, n_scores, n_targets, ANY_FLOOR: tl.constexpr, B: tl.constexpr
+):  # fmt: skip
     """FAST where one exponential serves both axes, SAFE where scores reach far, DENSE for other targets."""
+    high = tl.full([B], -float("inf"), tl.float32)
+    low = tl.full([B], float("inf"), tl.float32)
+    for n0 in range(0, n_scores, B):
+        n = n0 + tl.arange(0, B)
+        here = n < n_scores
+        high = tl.maximum(high, tl.load(of_scores + n, mask=here, other=-float("inf")))
+        low = tl.minimum(low, tl.load(of_scores + n_scores + n, mask=here, other=float("inf")))
     count = tl.zeros([B], tl.float32)
     excess = tl.zeros([B], tl.float32)
     lowest = tl.zeros([B], tl.float32)
@@ -108,9 +153,9 @@ def choose_mode(high, low, of_targets, floor, plan, n_targets, ANY_FLOOR: tl.con
         excess = tl.maximum(excess, tl.load(of_targets + n_targets + n, mask=here, other=0.0))
         lowest = tl.minimum(lowest, tl.load(of_targets + 2 * n_targets + n, mask=here, other=0.0))
         bias = tl.maximum(bias, tl.load(of_targets + 3 * n_targets + n, mask=here, other=0.0))
-    top = tl.load(high)
-    bottom = tl.load(low)
-    f = tl.load(floor)
+    top = tl.max(high, 0)
+    bottom = tl.min(low, 0)
+    f = tl.load(plan + 2)
     # Shares that sum to one keep z between the smallest and the largest score.
     shares = (tl.min(lowest, 0) >= 0) & (tl.max(excess, 0) <= EXCESS)
     near = shares & (top - bottom < SPREAD) & (tl.max(bias, 0) <= LARGEST_BIAS)
@@ -118,8 +163,8 @@ def choose_mode(high, low, of_targets, floor, plan, n_targets, ANY_FLOOR: tl.con
     mode = tl.where(near & sparse & ((f == 0) | ANY_FLOOR), 0.0, tl.where(sparse & (f == 0), 1.0, 2.0))
     tl.store(plan, mode)
     tl.store(plan + 1, top * 0.5 + bottom * 0.5)
-    tl.store(plan + 2, f)
     tl.store(plan + 3, (top - top) + (bottom - bottom))  # nan if a score is not finite
+    tl.store(plan + 4, tl.where((mode == 0.0) & (f != 0), 0.0, -1.0))
 
 
 @triton.jit
@@ -136,29 +181,29 @@ def transpose_scores(scores, peaks, slab, plan, R, C, Rp, BR: tl.constexpr, BC: 
 
 @triton.jit
 def find_own(
-    scores, peaks, slab, targets, pairs, columns, plan, rows, below, floors, R, K, C, Rp, Kp, offset,
+    scores, peaks, slab, targets, pairs, plan, rows, columns, R, K, C, Rp, Kp, number, offset,
     B: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """z of each image under its own classifier; in FAST mode in float64, as it multiplies a whole sum.
+    """z of each image under its own classifier, WEIGHT and UNDO; TOP as if nothing were larger.
 
-    floors: what the floor adds to every z of an image, beyond its largest score.
+    In FAST mode in float64, since these multiply whole sums: their rounding would not average out.
     """
     i = tl.program_id(0) * B + tl.arange(0, B)
     j = i + offset
     there = (i < R) & (j >= 0) & (j < K)
     mode = tl.load(plan)
     f = tl.load(plan + 2)
+    poison = tl.load(plan + 3)
     a = tl.load(pairs + j, mask=there, other=0).to(tl.int64)
     b = tl.load(pairs + Kp + j, mask=there, other=0).to(tl.int64)
     u = tl.load(columns + U * Kp + j, mask=there, other=0.0)
     v = tl.load(columns + V * Kp + j, mask=there, other=0.0)
     own = u * tl.load(slab + a * Rp + i) + v * tl.load(slab + b * Rp + i)
-    peak = tl.load(peaks + i, mask=there, other=0.0).to(tl.float64)
+    peak = tl.load(peaks + i, mask=i < R, other=0.0).to(tl.float64)
     line = scores + i.to(tl.int64) * C
     precise = u.to(tl.float64) * (tl.load(line + a, mask=there, other=0.0).to(tl.float64) - peak)
     precise += v.to(tl.float64) * (tl.load(line + b, mask=there, other=0.0).to(tl.float64) - peak)
-    tl.store(below + i, precise)
-    floor = tl.zeros([B], tl.float32)
+    floor = tl.zeros([B], tl.float32)  # what it adds to every z of an image, beyond the largest score
     if (f != 0) | (mode == DENSE):
         dense = tl.zeros([B], tl.float32)
         for c0 in range(0, C, BC):
@@ -170,8 +215,20 @@ def find_own(
                 y = tl.load(own_line + c, mask=(c < C) & there[None, :], other=0.0).to(tl.float32)
                 dense += tl.sum(s * y, 0)
         own = tl.where(mode == DENSE, dense, own)
-    tl.store(rows + OWN * Rp + i, own + tl.load(plan + 3))
-    tl.store(floors + i, floor)
+    own += poison
+    precise += poison.to(tl.float64)
+    height = peak - tl.load(plan + 1).to(tl.float64) + floor.to(tl.float64)
+    tl.store(rows + OWN * Rp + i, own)
+    tl.store(rows + TOP * Rp + i, own)
+    tl.store(rows + WEIGHT * Rp + i, tl.where(i < R, tl.exp(height), 0.0).to(tl.float32))
+    tl.store(rows + PULL * Rp + i, tl.zeros([B], tl.float32))
+    tl.store(rows + RIGHT_PULL * Rp + i, tl.zeros([B], tl.float32))
+    tl.store(rows + UNDO * Rp + i, tl.where(mode == FAST, tl.exp(-precise), 1.0).to(tl.float32))
+    here = there & (j < number)
+    undo = tl.where(mode == FAST, tl.exp(-precise - height), 1.0).to(tl.float32)
+    tl.store(columns + UNDO * Kp + j, undo, mask=here)
+    tl.store(columns + TOP * Kp + j, own, mask=here)
+    tl.store(columns + RIGHT_TOP * Kp + j, own, mask=here)
 
 
 @triton.jit
@@ -212,30 +269,32 @@ def exp(x):
 
 
 @triton.jit
-def _fold(table, j, value, number, LARGEST: tl.constexpr):
-    """Add to this program's own sums by column, or keep the larger."""
-    before = tl.load(table + j, mask=j < number, other=0.0)
+def _fold(table, j, value, number, filled, LARGEST: tl.constexpr):
+    """Add to this program's own sums by column, or keep the larger, if they are filled."""
+    before = tl.load(table + j, mask=j < filled, other=-float("inf") if LARGEST else 0.0)
     tl.store(table + j, tl.maximum(before, value) if LARGEST else before + value, mask=j < number)
 
 
 @triton.jit
 def fast_sums(
     slab, pairs, columns, rows, row_keys, column_keys, plan, by_row, by_column, R, K, Rp, Kp, number, offset,
-    span, BETAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DUPLICATES: tl.constexpr,
+    span, LINE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DUPLICATES: tl.constexpr,
     WIDE: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """Sums over rows and over columns of S~, own entries left out, out of one exponential an entry.
 
     Program (g, p) keeps BM images and sweeps the p-th span of classifiers, then takes its next images. Row
     sums stay in registers; column sums of a program are its own line of by_column, so nobody waits or races.
+    On the rows, the LINE of columns weighs the classifiers, if it is not negative: BETA, or PULL for level.
     """
-    if tl.load(plan) != FAST:
+    if tl.load(plan + (4 if LINE == PULL else 0)) != FAST:
         return
     group = tl.program_id(0)
     part = tl.program_id(1)
     by_column += group.to(tl.int64) * number
     right_by_column = by_column + tl.num_programs(0).to(tl.int64) * number
     for block in range(group, tl.cdiv(R, BM), tl.num_programs(0)):
+        filled = tl.minimum(block - group, 1) * number  # columns that hold a sum already
         i = block * BM + tl.arange(0, BM)
         weight = tl.load(rows + WEIGHT * Rp + i)[None, :]
         in_rows = tl.zeros([BN, BM], tl.float32)
@@ -250,7 +309,7 @@ def fast_sums(
             a, b, u, v = _classifiers(pairs, columns, tl.minimum(j0 + BN, Kp - BN) + tl.arange(0, BN), Kp)
             if (j0 < block * BM + BM + offset) & (j0 + BN > block * BM + offset):
                 e = tl.where(j[:, None] == i[None, :] + offset, 0.0, e)
-            beta = tl.load(columns + BETA * Kp + j)[:, None] if BETAS else 1.0
+            beta = tl.load(columns + LINE * Kp + j)[:, None] if LINE >= 0 else 1.0
             if DUPLICATES != NEGATIVE:
                 same = tl.load(column_keys + j, mask=j < K, other=0)[:, None] == keys
                 if DUPLICATES == IGNORE:
@@ -259,11 +318,11 @@ def fast_sums(
                     right = tl.where(same, e, 0.0)
                     right_in_rows += right * beta
                     if COLUMNS:
-                        _fold(right_by_column, j, tl.sum(right * weight, 1), number, False)
+                        _fold(right_by_column, j, tl.sum(right * weight, 1), number, filled, False)
             if ROWS:
-                in_rows += e * beta if BETAS else e
+                in_rows += e * beta if LINE >= 0 else e
             if COLUMNS:
-                _fold(by_column, j, tl.sum(e * weight, 1), number, False)
+                _fold(by_column, j, tl.sum(e * weight, 1), number, filled, False)
         if ROWS:
             tl.store(by_row + part * Rp + i, tl.sum(in_rows, 0))
             if DUPLICATES == POSITIVE:
@@ -286,6 +345,7 @@ def safe_sums(
     right_by_column = by_column + tl.num_programs(0).to(tl.int64) * number
     start = -float("inf") if LARGEST else 0.0
     for block in range(group, tl.cdiv(R, BM), tl.num_programs(0)):
+        filled = tl.minimum(block - group, 1) * number  # columns that hold a sum already
         i = block * BM + tl.arange(0, BM)
         there = (i < R)[None, :]
         top = tl.load(rows + TOP * Rp + i)[None, :]
@@ -315,7 +375,7 @@ def safe_sums(
                     else:
                         right_in_rows += tl.where(right, exp(biased - mine), 0.0)
                         value = tl.sum(tl.where(right & there, exp(z - pref), 0.0), 1)
-                    _fold(right_by_column, j, value, number, LARGEST)
+                    _fold(right_by_column, j, value, number, filled, LARGEST)
             if LARGEST:
                 in_rows = tl.maximum(in_rows, tl.where(counts, biased, start))
                 value = tl.max(tl.where(counts & there, z, start), 1)
@@ -323,7 +383,89 @@ def safe_sums(
                 in_rows += tl.where(counts, exp(biased - top), 0.0)
                 below = z - tl.load(columns + TOP * Kp + j)[:, None]
                 value = tl.sum(tl.where(counts & there, exp(below), 0.0), 1)
-            _fold(by_column, j, value, number, LARGEST)
+            _fold(by_column, j, value, number, filled, LARGEST)
         tl.store(by_row + part * Rp + i, tl.max(in_rows, 0) if LARGEST else tl.sum(in_rows, 0))
-        tl.store(by_row + (tl.num_programs(1) + part) * Rp + i, tl.sum(right_in_rows, 0))
+        if DUPLICATES == POSITIVE:
+            tl.store(by_row + (tl.num_programs(1) + part) * Rp + i, tl.sum(right_in_rows, 0))
         tl.debug_barrier()
+
+
+@triton.jit
+def over_lines(
+    table, first, lines, width, n, there, LARGEST: tl.constexpr, BL: tl.constexpr, B: tl.constexpr
+):  # fmt: skip
+    """Sums, or the largest, of columns n of a table: so many lines from the first; in float64."""
+    start = -float("inf") if LARGEST else 0.0
+    total = tl.full([BL, B], start, tl.float64)
+    for l0 in range(0, lines, BL):
+        line = l0 + tl.arange(0, BL)[:, None]
+        place = table + (first + line).to(tl.int64) * width + n[None, :]
+        value = tl.load(place, mask=(line < lines) & there[None, :], other=start).to(tl.float64)
+        total = tl.maximum(total, value) if LARGEST else total + value
+    return tl.max(total, 0) if LARGEST else tl.sum(total, 0)
+
+
+@triton.jit
+def find_tops(
+    by_row, by_column, rows, columns, plan, R, Rp, Kp, number, offset, groups, parts,
+    DUPLICATES: tl.constexpr, BL: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """Raise TOP, and RIGHT_TOP of columns, to the largest entries that safe_sums found."""
+    if tl.load(plan) == FAST:
+        return
+    n = tl.program_id(0) * B + tl.arange(0, B)
+    own = tl.load(rows + OWN * Rp + n, mask=n < R, other=0.0)
+    largest = over_lines(by_row, 0, parts, Rp, n, n < R, True, BL, B).to(tl.float32)
+    tl.store(rows + TOP * Rp + n, tl.maximum(own, largest), mask=n < R)
+    here = n < number
+    own = tl.load(rows + OWN * Rp + n - offset, mask=here, other=0.0)
+    largest = over_lines(by_column, 0, groups, number, n, here, True, BL, B).to(tl.float32)
+    tl.store(columns + TOP * Kp + n, tl.maximum(own, largest), mask=here)
+    if DUPLICATES == POSITIVE:
+        largest = over_lines(by_column, groups, groups, number, n, here, True, BL, B).to(tl.float32)
+        tl.store(columns + RIGHT_TOP * Kp + n, tl.maximum(own, largest), mask=here)
+
+
+@triton.jit
+def _log_sum(others, own, top):
+    """log(others + e^own) - own, exactly 0 without others; and the sum, both sums below top; in float64."""
+    mine = tl.exp(own - top)
+    x = others + (mine - 1.0)
+    # 1 + x has lost the last digits of a small x.
+    return tl.where(tl.abs(x) < 1e-6, x - 0.5 * x * x, tl.log(1.0 + x)) + (top - own), others + mine
+
+
+@triton.jit
+def _losses(
+    sums, lines, width, table, own, right_top, n, there, size, losses, DUPLICATES: tl.constexpr,
+    BL: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """Losses of rows or columns from sums over D and over P; leaves the whole sums in PULL, RIGHT_PULL."""
+    undo = tl.load(table + UNDO * size + n, mask=there, other=1.0).to(tl.float64)
+    top = tl.load(table + TOP * size + n, mask=there, other=0.0).to(tl.float64)
+    others = over_lines(sums, 0, lines, width, n, there, False, BL, B) * undo
+    loss, whole = _log_sum(others, own, top)
+    tl.store(table + PULL * size + n, whole.to(tl.float32), mask=there)
+    if DUPLICATES == POSITIVE:
+        others = over_lines(sums, lines, lines, width, n, there, False, BL, B) * undo
+        right, whole = _log_sum(others, own, right_top)
+        loss -= right
+        tl.store(table + RIGHT_PULL * size + n, whole.to(tl.float32), mask=there)
+    tl.store(losses + n, loss.to(tl.float32), mask=there)
+
+
+@triton.jit
+def finish_losses(
+    by_row, by_column, rows, columns, row_losses, column_losses, R, Rp, Kp, number, offset, groups, parts,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DUPLICATES: tl.constexpr, BL: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """Losses of image n and of classifier n. The right ones of a row equal its own entry, so need no top."""
+    n = tl.program_id(0) * B + tl.arange(0, B)
+    if ROWS:
+        own = tl.load(rows + OWN * Rp + n, mask=n < R, other=0.0).to(tl.float64)
+        _losses(by_row, parts, Rp, rows, own, own, n, n < R, Rp, row_losses, DUPLICATES, BL, B)
+    if COLUMNS:
+        here = n < number
+        own = tl.load(rows + OWN * Rp + n - offset, mask=here, other=0.0).to(tl.float64)
+        top = tl.load(columns + RIGHT_TOP * Kp + n, mask=here, other=0.0).to(tl.float64)
+        _losses(by_column, groups, number, columns, own, top, n, here, Kp, column_losses, DUPLICATES, BL, B)

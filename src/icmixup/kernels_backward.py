@@ -18,17 +18,141 @@ from icmixup.kernels import (
     IGNORE,
     NEGATIVE,
     OWN,
+    POSITIVE,
     PULL,
     RIGHT_PULL,
     RIGHT_TOP,
     SAFE,
     TOP,
+    UNDO,
     WEIGHT,
     U,
     V,
     dense_scores,
     exp,
+    over_lines,
 )
+
+# more lines of rows, for the backward pass
+OWN_PULL = tl.constexpr(6)  # what the own entry adds to W_ii, beyond what the sums over entries hold of it
+LEVEL = tl.constexpr(7)  # what it takes off the sums of level
+ROW_LINES = 8
+
+
+@triton.jit
+def _copy(table, copied, LINE: tl.constexpr, n, size):
+    tl.store(copied + LINE * size + n, tl.load(table + LINE * size + n, mask=n < size), mask=n < size)
+
+
+@triton.jit
+def _over_sum(gradient, table, n, size, there, SUM: tl.constexpr):
+    """A gradient divided by the sum that the forward pass left in the line that takes it."""
+    undo = tl.load(table + UNDO * size + n, mask=there, other=0.0)
+    return gradient * (undo / tl.load(table + SUM * size + n, mask=there, other=1.0))
+
+
+@triton.jit
+def _own_share(table, own, n, size, there):
+    """The own entry's part in the sum over D."""
+    top = tl.load(table + TOP * size + n, mask=there, other=0.0)
+    return exp(own - top) / tl.load(table + PULL * size + n, mask=there, other=1.0)
+
+
+@triton.jit
+def pull_rows(
+    row_grad, row_stride, column_grad, column_stride, rows, columns, pulled, R, Rp, Kp, number, offset,
+    ROWS: tl.constexpr, DUPLICATES: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """The table of rows with pulls where the sums were, OWN_PULL and LEVEL added."""
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    j = i + offset
+    there = i < (R if ROWS else 0)
+    here = (i < R) & (j >= 0) & (j < number)
+    g = tl.load(row_grad + i.to(tl.int64) * row_stride, mask=there, other=0.0).to(tl.float32)
+    h = tl.load(column_grad + j.to(tl.int64) * column_stride, mask=here, other=0.0).to(tl.float32)
+    own = tl.load(rows + OWN * Rp + i, mask=i < Rp, other=0.0)
+    own_pull = tl.zeros([B], tl.float32)
+    if DUPLICATES != POSITIVE:
+        own_pull -= g + h
+    if DUPLICATES == IGNORE:
+        # Equal classifiers are left out there, and the own one is equal to itself.
+        own_pull += tl.where(there, g * _own_share(rows, own, i, Rp, there), 0.0)
+        own_pull += tl.where(here, h * _own_share(columns, own, j, Kp, here), 0.0)
+    _copy(rows, pulled, OWN, i, Rp)
+    _copy(rows, pulled, TOP, i, Rp)
+    _copy(rows, pulled, WEIGHT, i, Rp)
+    tl.store(pulled + PULL * Rp + i, _over_sum(g, rows, i, Rp, there, PULL), mask=i < Rp)
+    if DUPLICATES == POSITIVE:
+        tl.store(pulled + RIGHT_PULL * Rp + i, _over_sum(g, rows, i, Rp, there, RIGHT_PULL), mask=i < Rp)
+    tl.store(pulled + OWN_PULL * Rp + i, own_pull, mask=i < Rp)
+    weight = tl.load(rows + WEIGHT * Rp + i, mask=i < Rp, other=0.0)
+    undo = tl.load(rows + UNDO * Rp + i, mask=i < Rp, other=1.0)
+    level = weight * (_over_sum(h, columns, j, Kp, here, PULL) / undo) - h - own_pull
+    tl.store(pulled + LEVEL * Rp + i, level, mask=i < Rp)
+
+
+@triton.jit
+def pull_columns(
+    column_grad, column_stride, pairs, columns, pulled, classes, K, C, Kp, number,
+    DUPLICATES: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """The table of columns with pulls where the sums were, and the classes of its 2 K entries."""
+    j = tl.program_id(0) * B + tl.arange(0, B)
+    here = j < number
+    h = tl.load(column_grad + j.to(tl.int64) * column_stride, mask=here, other=0.0).to(tl.float32)
+    _copy(columns, pulled, U, j, Kp)
+    _copy(columns, pulled, V, j, Kp)
+    _copy(columns, pulled, TOP, j, Kp)
+    _copy(columns, pulled, BIAS, j, Kp)
+    _copy(columns, pulled, BETA, j, Kp)
+    tl.store(pulled + PULL * Kp + j, _over_sum(h, columns, j, Kp, here, PULL), mask=j < Kp)
+    if DUPLICATES == POSITIVE:
+        _copy(columns, pulled, RIGHT_TOP, j, Kp)
+        tl.store(pulled + RIGHT_PULL * Kp + j, _over_sum(h, columns, j, Kp, here, RIGHT_PULL), mask=j < Kp)
+    # A share of 0 is no entry: sorted behind all classes.
+    second = tl.load(pairs + Kp + j, mask=j < K, other=0)
+    v = tl.load(columns + V * Kp + j, mask=j < K, other=0.0)
+    tl.store(classes + j, tl.load(pairs + j, mask=j < K, other=0), mask=j < K)
+    tl.store(classes + K + j, tl.where(v != 0, second, C), mask=j < K)
+
+
+@triton.jit
+def _first_entry(classes, c, E, STEPS: tl.constexpr):
+    """Where the entries of class c begin among all, by halving."""
+    low = c * 0
+    high = low + E
+    for _ in range(STEPS):
+        middle = (low + high) // 2
+        before = (low < high) & (tl.load(classes + middle, mask=low < high, other=0) < c)
+        after = (low < high) & ~before
+        low = tl.where(before, middle + 1, low)
+        high = tl.where(after, middle, high)
+    return low
+
+
+@triton.jit
+def cut_classes(
+    classes, starts, chunks, E, C, n_chunks, longest, STEPS: tl.constexpr, B: tl.constexpr
+):  # fmt: skip
+    """Cut the entries of each class into chunks of one length at most: class, first entry, number of entries.
+
+    Class c has places c + start // longest and on: never fewer than its chunks, so that no class need know of
+    those before it. Places without a chunk have size 0.
+    """
+    c = tl.program_id(0) * B + tl.arange(0, B)
+    here = c < C
+    start = _first_entry(classes, tl.minimum(c, C), E, STEPS)
+    end = _first_entry(classes, tl.minimum(c + 1, C), E, STEPS)
+    tl.store(starts + c, start, mask=c <= C)
+    place = c + start // longest
+    after = tl.where(c + 1 < C, c + 1 + end // longest, n_chunks)
+    for n in range(0, tl.max(tl.where(here, after - place, 0), 0)):
+        at = place + n
+        begin = tl.minimum(start + n * longest, end)
+        writes = here & (at < after)
+        tl.store(chunks + at, c, mask=writes)
+        tl.store(chunks + n_chunks + at, begin, mask=writes)
+        tl.store(chunks + 2 * n_chunks + at, tl.minimum(end - begin, longest), mask=writes)
 
 
 @triton.jit
@@ -65,8 +189,8 @@ def _entry(entries, shares, begin, size, n, E, BETAS: tl.constexpr):
 
 @triton.jit
 def sparse_gradient(
-    slab, columns, rows, row_keys, column_keys, entries, shares, chunks, plan, out, R, Rp, Kp, E, n_chunks,
-    MODE: tl.constexpr, BETAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    slab, columns, rows, row_keys, column_keys, entries, shares, chunks, order, plan, out, R, Rp, Kp, E,
+    n_chunks, MODE: tl.constexpr, BETAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DUPLICATES: tl.constexpr, WIDE: tl.constexpr, NC: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """dS^T of BM images, NC chunks at a time: a chunk is some entries of one class, summed by one program.
@@ -85,9 +209,10 @@ def sparse_gradient(
         right_pull = tl.load(rows + RIGHT_PULL * Rp + i)[None, None, :]
     for first in range(tl.program_id(1) * NC, n_chunks, tl.num_programs(1) * NC):
         at = first + tl.arange(0, NC)
-        size = tl.load(chunks + 3 * n_chunks + at, mask=at < n_chunks, other=0)
-        begin = tl.load(chunks + 2 * n_chunks + at, mask=at < n_chunks, other=0)
-        c = tl.load(chunks + n_chunks + at, mask=at < n_chunks, other=0)
+        chunk = tl.load(order + at, mask=at < n_chunks, other=0)
+        c = tl.load(chunks + chunk)
+        begin = tl.load(chunks + n_chunks + chunk)
+        size = tl.where(at < n_chunks, tl.load(chunks + 2 * n_chunks + chunk), 0)
         at_c = tl.load(slab + c[:, None, None].to(tl.int64) * Rp + i[None, None, :])
         total = tl.zeros([NC, BN, BM], tl.float32)
         n = tl.arange(0, BN)
@@ -132,8 +257,7 @@ def sparse_gradient(
             other, share, other_share, to_row, to_column = _entry(
                 entries, shares, begin, size, n0 + BN + n, E, BETAS
             )
-        chunk = tl.load(chunks + at, mask=at < n_chunks, other=0).to(tl.int64)
-        place = out + chunk[:, None] * Rp + i[None, :]
+        place = out + chunk[:, None].to(tl.int64) * Rp + i[None, :]
         tl.store(place, tl.sum(total, 1), mask=(size > 0)[:, None] & (i < Rp)[None, :])
 
 
@@ -180,17 +304,23 @@ def dense_gradient(
 
 @triton.jit
 def finish_gradient(
-    out, targets, first_chunk, own_pull, level, plan, grad, R, K, C, Rp, offset, BR: tl.constexpr,
-    BC: tl.constexpr,
+    out, targets, starts, rows, by_row, plan, grad, R, K, C, Rp, offset, longest, parts,
+    BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Sum the chunks of each class, add what the own entry and the floor pull, and turn S^T back into S."""
+    """Sum the chunks of each class, add what the own entry and the floor pull, and turn S^T back into S.
+
+    The floor of smoothed targets adds floor x sum_j dloss/dz_ij to every class of an image. On the rows that
+    sum is 0; on the columns it is by_row, a sweep with pulls for weights. What the own entry pulls comes with
+    its whole target, floor included, so LEVEL takes it off.
+    """
     r = tl.program_id(0) * BR + tl.arange(0, BR)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     mode = tl.load(plan)
-    begin = tl.load(first_chunk + c, mask=c < C, other=0)
-    count = tl.load(first_chunk + c + 1, mask=c < C, other=0) - begin
-    begin = tl.where(mode == DENSE, c, begin)
-    count = tl.where(c < C, tl.where(mode == DENSE, 1, count), 0)
+    start = tl.load(starts + c, mask=c < C, other=0)
+    end = tl.load(starts + c + 1, mask=c < C, other=0)
+    begin = tl.where(mode == DENSE, c, c + start // longest)
+    count = tl.where(mode == DENSE, 1, (end - start + longest - 1) // longest)
+    count = tl.where(c < C, count, 0)
     total = tl.zeros([BC, BR], tl.float32)
     for n in range(0, tl.max(count, 0)):
         line = out + (begin + n).to(tl.int64)[:, None] * Rp + r[None, :]
@@ -199,7 +329,10 @@ def finish_gradient(
     here = own[:, None] & (c < C)[None, :]
     line = targets + (r + offset).to(tl.int64)[:, None] * C + c[None, :]
     y = tl.load(line, mask=here, other=0.0).to(tl.float32)
-    value = tl.trans(total) + tl.load(own_pull + r, mask=own, other=0.0)[:, None] * y
-    value += tl.load(level + r, mask=r < R, other=0.0)[:, None]
+    value = tl.trans(total) + tl.load(rows + OWN_PULL * Rp + r, mask=own, other=0.0)[:, None] * y
+    if tl.load(plan + 4) == FAST:
+        sums = over_lines(by_row, 0, parts, Rp, r, r < R, False, 4, BR).to(tl.float32)
+        sums = tl.load(rows + WEIGHT * Rp + r) * sums + tl.load(rows + LEVEL * Rp + r)
+        value += (tl.load(plan + 2) * sums)[:, None]
     there = (r < R)[:, None] & (c < C)[None, :]
     tl.store(grad + r[:, None].to(tl.int64) * C + c[None, :], value, mask=there)
