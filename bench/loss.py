@@ -13,11 +13,9 @@ kernels and shows where their time goes.
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib.metadata
 import itertools
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +29,7 @@ from torch.nn import functional as F
 from icmixup import infinite_class_loss
 from icmixup.chunked import contrast_chunked
 from icmixup.fused import HAS_TRITON, contrast_fused, fused_available
+from icmixup.lab.runs import provenance
 
 if HAS_TRITON:
     import triton
@@ -237,20 +236,12 @@ def measure(case: Case, args: argparse.Namespace) -> dict[str, object]:
 
 
 def surroundings(device: str) -> dict[str, str]:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
     try:
         triton = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
         triton = ""
-    return {
-        "device": torch.cuda.get_device_name() if device == "cuda" else device,
-        "torch": torch.__version__,
-        "triton": triton,
-        "commit": commit.stdout.strip() or "unknown",
-        "date": datetime.date.today().isoformat(),
-    }
+    found = provenance(torch.device(device))
+    return {"triton": triton, **{key: found[key] for key in ("device", "torch", "commit", "date")}}
 
 
 def cases(args: argparse.Namespace) -> list[Case]:
