@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from icmixup import InfiniteClassLoss, draw_mixup, draw_virtual, infinite_class_loss, mix_targets
 from icmixup.contrast import target_keys
@@ -568,3 +569,33 @@ BAD_CALLS: dict[str, tuple[str, Any]] = {
 def test_bad_input_is_named_in_the_error(words: str, call: Any) -> None:
     with pytest.raises(ValueError, match=words):
         call(*make_batch())
+
+
+class CountOperations(TorchDispatchMode):
+    """The torch operations that move data: all but views, empty memory and questions of dtype."""
+
+    IDLE = ("empty", "detach", "promote_types")
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if not function.is_view and not any(word in function.name() for word in self.IDLE):
+            self.names.append(function.name())
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_small_batch_takes_no_more_operations_than_the_plain_product():
+    scores, targets = torch.randn(128, 100, requires_grad=True), torch.rand(128, 100).softmax(dim=1)
+
+    def plain(scores, targets):
+        mixed, own = scores @ targets.T, torch.arange(len(scores))
+        return F.cross_entropy(mixed, own) + F.cross_entropy(mixed.T, own)
+
+    counts = []
+    for loss in (plain, infinite_class_loss):
+        with CountOperations() as counted:
+            torch.autograd.grad(loss(scores, targets), scores)
+        counts.append(sorted(counted.names))
+    assert counts[0] == counts[1]

@@ -27,6 +27,7 @@ def contrast(
     row_keys: Tensor | None = None,
     column_keys: Tensor | None = None,
     duplicates: Duplicates = "negative",
+    reduction: Literal["none", "mean"] = "none",
 ) -> tuple[Tensor | None, Tensor | None]:
     """Loss of each image among the classifiers (rows of S~), and of each classifier among the images
     (columns).
@@ -41,25 +42,33 @@ def contrast(
         row_keys, column_keys: (R,), (K,) equal where two targets are; needed unless duplicates are
             "negative".
         duplicates: what a classifier equal to the own one is.
+        reduction: "mean" saves the kernels that would add up what cross-entropy can return added up.
 
     Returns:
-        (R,) and (num_columns,) losses, or None in place of what was not asked for.
+        (R,) and (num_columns,) losses, or their means, or None in place of what was not asked for.
     """
     mixed = scores @ targets.T
     same = None if row_keys is None or column_keys is None else row_keys[:, None] == column_keys
     row_losses = column_losses = None
+    number = len(targets) if num_columns is None else num_columns
+    place = torch.arange(max(len(scores), number), device=scores.device)
     if rows:
-        own = torch.arange(offset, offset + len(scores), device=scores.device)
-        row_losses = pick(mixed if bias is None else mixed + bias, own, same, duplicates)
+        own = place[: len(scores)] + offset if offset else place[: len(scores)]
+        row_losses = pick(mixed if bias is None else mixed + bias, own, same, duplicates, reduction)
     if columns:
-        number = len(targets) if num_columns is None else num_columns
-        own = torch.arange(-offset, number - offset, device=scores.device)
+        own = place[:number] - offset if offset else place[:number]
         same = None if same is None else same[:, :number].T
-        column_losses = pick(mixed[:, :number].T, own, same, duplicates)
+        column_losses = pick(mixed[:, :number].T, own, same, duplicates, reduction)
     return row_losses, column_losses
 
 
-def pick(mixed: Tensor, own: Tensor, same: Tensor | None, duplicates: Duplicates) -> Tensor:
+def pick(
+    mixed: Tensor,
+    own: Tensor,
+    same: Tensor | None,
+    duplicates: Duplicates,
+    reduction: Literal["none", "mean"] = "none",
+) -> Tensor:
     """Cross-entropy of picking, in each row, its own column.
 
     Args:
@@ -70,14 +79,15 @@ def pick(mixed: Tensor, own: Tensor, same: Tensor | None, duplicates: Duplicates
             ("positive": -log of the sum of their probabilities).
 
     Returns:
-        (R,).
+        (R,), or the mean of it.
     """
     if duplicates == "negative" or same is None:
-        return F.cross_entropy(mixed, own, reduction="none")
+        return F.cross_entropy(mixed, own, reduction=reduction)
     if duplicates == "ignore":
         others = same.scatter(1, own[:, None], False)
-        return F.cross_entropy(mixed.masked_fill(others, -torch.inf), own, reduction="none")
-    return -mixed.log_softmax(dim=1).masked_fill(~same, -torch.inf).logsumexp(dim=1)
+        return F.cross_entropy(mixed.masked_fill(others, -torch.inf), own, reduction=reduction)
+    losses = -mixed.log_softmax(dim=1).masked_fill(~same, -torch.inf).logsumexp(dim=1)
+    return losses.mean() if reduction == "mean" else losses
 
 
 def target_keys(targets: Tensor) -> Tensor:

@@ -34,10 +34,11 @@ if TYPE_CHECKING:
     from icmixup.launch import Problem
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-# Below this many entries of S~ the plain product is as fast on a GPU: bench/loss.py, bench/tune.py graph.
-FUSED_ENTRIES = 4096 * 4096
-# Above this many, S~ and its gradient no longer fit where plain torch would keep them: the chunked form.
-CHUNKED_ENTRIES = 2**26
+# From results/bench_loss.csv, one H200: at 8,192 x 8,192 the plain product is as fast (0.9 to 1.1 times), at
+# 16,384 x 16,384 the kernels are 2.8 times as fast or more. In between, S~ with its gradients takes 2 GB.
+FUSED_ENTRIES = 2**27
+# Where the kernels do not run, a larger S~ is computed in parts: slower than the product, but not stored.
+CHUNKED_ENTRIES = 2**27
 
 _LIBRARY = "icmixup"
 _FORWARD = (

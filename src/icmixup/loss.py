@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -98,18 +99,21 @@ def infinite_class_loss(
         scores, targets = scores.to(dtype), targets.to(dtype)
         scores = scores if temperature == 1 else scores / temperature
         ranks = meet_ranks(scores, choices) if gather else Ranks((len(scores),), 0)
+        at_once = reduction == "mean" and class_weights is None and ranks.alone
         class_losses, pair_losses = axis_losses(
-            scores, targets, axes, negatives, virtual, duplicates, ranks, fused
+            scores, targets, axes, negatives, virtual, duplicates, ranks, fused, at_once
         )
         if pair_losses is not None and class_weights is not None:
             pair_losses = pair_losses * pair_weights(targets, class_weights.to(targets), ranks)
-        losses = sum(part for part in (class_losses, pair_losses) if part is not None)
-        assert isinstance(losses, Tensor)
-        if reduction == "mean":
-            # Ranks may hold unequal batches; DDP divides by their number, and N pairs share the mean.
-            share = len(ranks.sizes) * len(losses) / ranks.total
-            return losses.mean() if share == 1 else losses.mean() * share
-        return losses.sum() if reduction == "sum" else losses
+        parts = [part for part in (class_losses, pair_losses) if part is not None]
+        losses = parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        if reduction == "sum":
+            return losses.sum()
+        if reduction == "none" or losses.dim() == 0:
+            return losses
+        # Ranks may hold unequal batches; DDP divides by their number, and N pairs share the mean.
+        share = len(ranks.sizes) * len(losses) / ranks.total
+        return losses.mean() if share == 1 else losses.mean() * share
 
 
 class InfiniteClassLoss(nn.Module):
@@ -171,15 +175,17 @@ def axis_losses(
     duplicates: Duplicates,
     ranks: Ranks,
     fused: Fused,
+    at_once: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """(B,) losses on the class axis and on the pair axis; None for an axis that is not asked for."""
+    """Losses on the class axis and on the pair axis, (B,) or their mean; None for an axis not asked for."""
     among_pairs = "class" in axes and "pairs" in negatives
-    classifiers, bias = gather_rows(targets, ranks), None
-    if among_pairs:
+    classifiers: Tensor = gather_rows(targets, ranks)
+    bias: Tensor | None = None
+    if among_pairs and (virtual is not None or "classes" in negatives):
         classifiers, bias = add_classifiers(classifiers, "classes" in negatives, virtual)
     keys = None if duplicates == "negative" else target_keys(classifiers)
     own_keys = None if keys is None else keys[ranks.start : ranks.start + len(targets)]
-    contrast = choose_contrast(fused, scores, classifiers)
+    contrast = choose_contrast(fused, scores, classifiers, at_once)
     # This rank's rows of S~; on a single process they are all of S~, and its columns are at hand too.
     class_losses, pair_losses = contrast(
         scores,
@@ -208,19 +214,20 @@ def axis_losses(
     return class_losses, pair_losses
 
 
-def choose_contrast(fused: Fused, scores: Tensor, classifiers: Tensor) -> Contrast:
-    """Which form computes S~: the kernels, its parts one after another, or all of it at once."""
+def choose_contrast(fused: Fused, scores: Tensor, classifiers: Tensor, at_once: bool) -> Contrast:
+    """Which form computes S~: the kernels, its parts one after another, or all of it, means included."""
     entries, device = (len(scores), len(classifiers)), scores.device
     if fused is True:
         return contrast_fused
+    plain = partial(contrast_plain, reduction="mean") if at_once else contrast_plain
     if fused is False or classifiers.requires_grad:  # the other two know gradients of scores alone
-        return contrast_plain
+        return plain
     if prefer_fused(*entries, device) and scores.dtype == torch.float32:
         return contrast_fused
-    return contrast_chunked if prefer_chunked(*entries) else contrast_plain
+    return contrast_chunked if prefer_chunked(*entries) else plain
 
 
-def add_classifiers(targets: Tensor, classes: bool, virtual: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def add_classifiers(targets: Tensor, classes: bool, virtual: Tensor | None) -> tuple[Tensor, Tensor]:
     """The classifiers behind those of the N pairs: the C original ones, and virtual ones with their bias.
 
     A classifier is a row of class shares. M virtual ones score log(M / N) less, so that they weigh as much as
@@ -233,7 +240,7 @@ def add_classifiers(targets: Tensor, classes: bool, virtual: Tensor | None) -> t
     if virtual is not None:
         parts.append(virtual.to(targets))
         bias.append(targets.new_full((len(virtual),), -math.log(len(virtual) / len(targets))))
-    return (targets, None) if len(parts) == 1 else (torch.cat(parts), torch.cat(bias))
+    return torch.cat(parts), torch.cat(bias)
 
 
 def among_classes(
