@@ -123,9 +123,8 @@ def compiled_model(
 
 
 def place(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model on its device, channels last on GPUs, where bfloat16 convolutions want them so."""
-    model = model.to(device)
-    return model.to(memory_format=torch.channels_last) if device.type == "cuda" else model  # type: ignore[call-overload]
+    """The model on its device, channels last, which convolutions are faster with on GPUs and CPUs alike."""
+    return model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 Step = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
@@ -137,14 +136,13 @@ def make_step(learner: Learner, recipe: Recipe, method: Method, dataset: Dataset
     shift, scale = normaliser(*(torch.tensor(x, device=device) for x in (dataset.mean, dataset.std)))
     class_counts = dataset.class_counts.to(device, torch.float32)
     dtype = autocast_dtype(recipe, device)
-    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     weights = list(learner.model.parameters())
     # Asked of the plain module: a wrapper for several ranks does not pass its names on.
     hidden = hidden_modules(learner.model) if method.draw == "manifold" else None
 
     def step(images: Tensor, labels: Tensor, lr: Tensor, whole: bool) -> Tensor:
         learner.lr.copy_(lr)
-        inputs = torch.addcmul(shift, images.contiguous(memory_format=layout), scale)
+        inputs = torch.addcmul(shift, images.contiguous(memory_format=torch.channels_last), scale)
         # A short last batch goes through the plain module: compiled code is for one shape.
         model = learner.forward if whole or not recipe.compile else learner.model
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
