@@ -50,16 +50,25 @@ class Recipe:
     """Side of the images of a folder; found out if not given."""
 
     epochs: int = 200
+    """Passes over the training images."""
     batch_size: int = 128
+    """Images a step, over all ranks; the short last batch is kept."""
     lr: float = 0.1
+    """Highest learning rate, of SGD."""
     schedule: Schedule = "step"
+    """How lr falls: in steps, at lr_drops, or along half a cosine to 0."""
     lr_drops: tuple[int, ...] | None = None
     """Epochs after which lr is multiplied by lr_factor; a quarter, a half and three quarters if not given."""
     lr_factor: float = 0.2
+    """What a drop multiplies lr by."""
     warmup_epochs: int = 0
+    """Epochs in which lr rises from 0, before the schedule begins."""
     momentum: float = 0.9
+    """Of SGD."""
     nesterov: bool = False
+    """Nesterov's momentum."""
     weight_decay: float = 5e-4
+    """Of SGD, on all weights."""
     clip_norm: float | None = None
     """Largest norm of the gradient; no limit if not given."""
     ema: float | None = None
@@ -68,7 +77,9 @@ class Recipe:
     padding: int = 4
     """Pixels of padding before a random crop."""
     padding_mode: PaddingMode = "zeros"
+    """What the padding shows: black, or the image reflected."""
     flip: bool = True
+    """Mirror every second image; not for digits or text."""
     rotation: float = 15.0
     """Largest angle, in degrees, either way."""
     trivial: bool = False
@@ -85,6 +96,7 @@ class Recipe:
     temperature: float | None = None
     """Divides the mixed scores."""
     label_smoothing: float | None = None
+    """Share of every label that is spread over all classes."""
     joint: bool = False
     """RegMixup with clean and mixed images in one forward, not in two."""
     mix_prob: float = 1.0
@@ -103,8 +115,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         find_method(self.method)
-        check_range("fraction", self.fraction, 0, 1, "a share of the training images")
-        check_range("mix_prob", self.mix_prob, -1e-9, 1, "a probability")
+        check_range("fraction", self.fraction, 0, 1, "a share of the training images, above 0 and up to 1")
+        check_range("mix_prob", self.mix_prob, -1e-9, 1, "a probability, from 0 to 1")
         for name in ("epochs", "batch_size", "eval_every", "lr"):
             check_range(name, getattr(self, name), 0, float("inf"), "more than zero")
         if not self.imbalance > 0:
