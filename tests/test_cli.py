@@ -51,7 +51,8 @@ def test_compare_prints_a_table_and_writes_three_files(tmp_path: Path):
     for text in ("accuracy %", "against mixup", "[95 % interval]", "NLL", "baseline", "Verdict: "):
         assert text in done.stdout
     assert "recipe quick: small-cnn, 1 epoch of 200 images" in done.stderr
-    assert "[6/6] ic-mixup seed 1: accuracy" in done.stderr
+    assert "[6/6] " in done.stderr
+    assert "ic-mixup seed 1: accuracy" in done.stderr
     assert "seed 1: accuracy" not in done.stdout
     stored = json.loads((tmp_path / "runs" / "comparison.json").read_text())
     assert {name: len(entry["accuracies"]) for name, entry in stored["methods"].items()} == {
@@ -104,7 +105,7 @@ MISTAKES = [
     (["compare", "--per-class", "5000"], "5000"),
     (["compare", "--batch-size", "5000"], "a batch of 5000"),
     (["compare", "--epochs", "0"], "epochs"),
-    (["compare", *TINY, "--lr", "1e30", "--methods", "erm", "--seeds", "1"], "every run diverged"),
+    (["compare", *TINY, "--lr", "1e30", "--methods", "erm", "--seeds", "1"], "no run has a result"),
     (["train", "--recipe", "quick", "--dataset", "digits", *TINY, "--lr", "1e30"], "became nan"),
     (["train", "--method", "mixpu"], "no method 'mixpu'; did you mean mixup"),
     (["data", "get"], "needs a name"),

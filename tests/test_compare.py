@@ -38,7 +38,7 @@ TINY = dataclasses.replace(QUICK, dataset="digits", per_class=20, epochs=1)
 
 
 def make_rows(accuracies: dict[str, list[float | None]]) -> list[dict[str, object]]:
-    """Rows as train returns them; None is a run that diverged and left none."""
+    """Rows as train returns them; None is a run without a result."""
     return [
         {"method": method, "seed": seed, "accuracy": value, **dict.fromkeys(MEASURES, 1.0)}
         for method, values in accuracies.items()
@@ -178,7 +178,7 @@ def test_methods_that_tie_share_the_first_place():
 
 def test_verdict_of_a_baseline_that_diverged():
     found = judge(mixup=[None, None], ic_mixup=[80.0, 81.0])
-    assert "mixup, the baseline, diverged" in found.verdict
+    assert "mixup, the baseline, has no result" in found.verdict
     assert "ic-mixup has the highest accuracy" in found.verdict
 
 
@@ -208,7 +208,7 @@ def test_a_comparison_comes_back_from_its_json(tmp_path: Path):
     assert stored["methods"]["mixup"]["metrics"]["nll"] == [1.0, 1.0]
 
 
-def test_the_csv_has_a_row_a_run_and_names_those_that_diverged(tmp_path: Path):
+def test_the_csv_has_a_row_a_run_and_names_those_without_a_result(tmp_path: Path):
     rows = make_rows({"mixup": [70.0, 71.5], "ic-mixup": [80.0, None]})
     lost = [Failure("ic-mixup", 1, "the loss became nan")]
     _, path = write_comparison(summarise(TINY, ("mixup", "ic-mixup"), (0, 1), "mixup", rows, lost), tmp_path)
@@ -218,7 +218,7 @@ def test_the_csv_has_a_row_a_run_and_names_those_that_diverged(tmp_path: Path):
         ("mixup", "0", "70.0", "finished"),
         ("mixup", "1", "71.5", "finished"),
         ("ic-mixup", "0", "80.0", "finished"),
-        ("ic-mixup", "1", "", "diverged"),
+        ("ic-mixup", "1", "", "no result"),
     ]
 
 
@@ -263,7 +263,7 @@ def test_a_run_that_diverges_does_not_stop_the_others(tmp_path: Path):
     # Scores over 1e-38 overflow, and only the Infinite Class loss divides by the temperature.
     recipe = dataclasses.replace(TINY, temperature=1e-38)
     found = compare(recipe, ("ic-mixup", "mixup"), (0, 1), root=tmp_path, data_dir=tmp_path)
-    assert [(failure.method, failure.seed) for failure in found.diverged] == [
+    assert [(failure.method, failure.seed) for failure in found.failures] == [
         ("ic-mixup", 0),
         ("ic-mixup", 1),
     ]

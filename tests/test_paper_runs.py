@@ -13,16 +13,16 @@ import pytest
 import torch
 from rich.console import Console
 
+from icmixup.lab.budget import count_images, work
 from icmixup.lab.cells import PaperTable
 from icmixup.lab.data import Dataset, Split, load_dataset
 from icmixup.lab.models import build_model
 from icmixup.lab.paper import TABLES, find_table
 from icmixup.lab.paper_command import PaperFlags, parse_paper, run_missing, run_paper
 from icmixup.lab.paper_page import results_page
-from icmixup.lab.paper_progress import Display, past_speed
-from icmixup.lab.paper_runs import choose_cells, count_images, plan_runs, say_absent, work
+from icmixup.lab.paper_runs import choose_cells, past_speed, plan_runs, say_absent
 from icmixup.lab.paper_tables import fill_table, index_results
-from icmixup.lab.progress import duration
+from icmixup.lab.progress import Display, duration
 from icmixup.lab.recipe import QUICK, Recipe
 from icmixup.lab.results import METRICS, Result, Results, append_rows, experiment, read_rows
 from icmixup.lab.sources import LAYOUTS
@@ -169,9 +169,9 @@ def test_missing_runs_are_trained_by_the_engine_and_appended_as_they_end(
 
 def test_the_time_left_follows_the_work_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("icmixup.lab.paper_progress.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("icmixup.lab.progress.time.monotonic", lambda: clock[0])
     runs = [replace(Recipe(method="mixup"), seed=seed) for seed in range(4)]
-    with Display(runs, runs[:1], None, Console(file=io.StringIO())) as display:
+    with Display(runs, Console(file=io.StringIO()), rests=runs[:1]) as display:
         assert display.left() == "time left not known yet"
         clock[0] = 100.0
         display.beat(runs[1], Beat(1.0, 200, 0.5, None, 1.0, 1.0))
@@ -187,7 +187,8 @@ def test_before_the_first_epoch_the_time_left_comes_from_earlier_results_on_this
     done = Recipe(method="mixup", fraction=0.5)
     rows = [made_result(done, 50.0, minutes=10.0), made_result(done, 50.0, minutes=99.0, device="another")]
     speed = past_speed(index_results(rows), "H200")
-    display = Display([replace(done, seed=1), replace(done, seed=2)], [], speed, Console(file=io.StringIO()))
+    twice = [replace(done, seed=1), replace(done, seed=2)]
+    display = Display(twice, Console(file=io.StringIO()), work=work, seconds_each=speed)
     assert display.left() == "about 20:00 left"
     assert past_speed(index_results(rows), "a third") is None
 

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from icmixup.lab import progress
-from icmixup.lab.progress import BarWatcher, LineWatcher, Watcher, duration, make_watcher
-from icmixup.lab.recipe import QUICK
+from icmixup.lab.progress import Display, duration
+from icmixup.lab.recipe import QUICK, Recipe
 from icmixup.lab.train import Beat
 
 BEAT = Beat(epoch=15.0, epochs=60, loss=1.2345, accuracy=81.26, images_per_second=12345.6, seconds_left=75.0)
@@ -22,77 +22,79 @@ def console(terminal: bool) -> tuple[Console, io.StringIO]:
     return Console(file=text, force_terminal=terminal, width=110, color_system=None), text
 
 
-def watch(watcher: Watcher) -> None:
-    """A run, one that diverged, and one that was finished before."""
-    with watcher:
-        watcher.start(dataclasses.replace(QUICK, method="ic-mixup", seed=3))
-        watcher.beat(BEAT)
-        watcher.finish({"accuracy": 83.21, "loss": 0.5})
-        watcher.start(dataclasses.replace(QUICK, method="erm", seed=3))
-        watcher.beat(BEAT)
-        watcher.diverge(QUICK, "the loss became nan")
-        watcher.start(dataclasses.replace(QUICK, method="mixup", seed=3))
-        watcher.finish({"accuracy": 70.0, "loss": 0.25})
+RUNS = [dataclasses.replace(QUICK, method=method, seed=3) for method in ("ic-mixup", "erm", "mixup")]
+
+
+def row_of(recipe: Recipe, accuracy: float, loss: float) -> dict[str, object]:
+    return {"key": recipe.key, "accuracy": accuracy, "loss": loss, "minutes": 0.1}
+
+
+def watch(target: Console) -> None:
+    """A run that was finished before, one that ends, and one that diverges."""
+    with Display(RUNS, target, rests=RUNS[2:]) as display:
+        display.finish(row_of(RUNS[2], 70.0, 0.25))
+        display.beat(RUNS[0], BEAT)
+        display.finish(row_of(RUNS[0], 83.21, 0.5))
+        display.beat(RUNS[1], BEAT)
+        display.fail(RUNS[1], "the loss became nan")
 
 
 def test_a_log_gets_one_line_a_run():
     target, text = console(terminal=False)
-    watch(make_watcher(12, target))
-    lines = text.getvalue().splitlines()
-    assert re.fullmatch(r"\[ 1/12\] ic-mixup seed 3: accuracy 83\.2 %, loss 0\.500, \d\.\d s", lines[0])
-    assert lines[1] == "[ 2/12] erm seed 3: diverged; the loss became nan"
-    assert lines[2] == "[ 3/12] mixup seed 3: accuracy 70.0 %, loss 0.250, done before"
-    assert len(lines) == 3
+    watch(target)
+    first, second, third = text.getvalue().splitlines()
+    assert first == "[1/3] mixup seed 3: accuracy 70.0 %, loss 0.250, done before; time left not known yet"
+    pattern = r"\[2/3\] ic-mixup seed 3: accuracy 83\.2 %, loss 0\.500, 6\.0 s; about \d\.\d s left"
+    assert re.fullmatch(pattern, second)
+    assert third == "[3/3] erm seed 3: no result: the loss became nan"
 
 
 def test_a_long_run_gives_a_sign_of_life_in_a_log(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
     target, text = console(terminal=False)
-    watch(LineWatcher(3, target))
-    wanted = "ic-mixup seed 3: epoch 15.0 of 60, loss 1.234, accuracy 81.3 %, 12,346 images/s, 1:15 left"
+    watch(target)
+    wanted = "ic-mixup seed 3: epoch 15 of 60, loss 1.234, accuracy 81.3 %, 12,346 images/s, 1:15 left"
     assert wanted in text.getvalue().splitlines()
 
 
-def test_a_terminal_sees_both_bars_with_loss_accuracy_speed_and_time_left():
+def test_a_terminal_sees_a_bar_over_all_and_one_for_each_run_under_way():
     target, text = console(terminal=True)
-    watcher = make_watcher(3, target)
-    assert isinstance(watcher, BarWatcher)
-    with watcher:
-        watcher.start(dataclasses.replace(QUICK, method="ic-mixup", seed=3))
-        watcher.beat(BEAT)
-        watcher.progress.refresh()
-        overall, current = watcher.progress.tasks
-    assert (overall.completed, overall.total) == (0.25, 3)
-    assert (current.completed, current.total) == (15, 60)
+    with Display(RUNS, target) as display:
+        display.beat(RUNS[0], BEAT)
+        display.beat(RUNS[1], BEAT._replace(epoch=30.0))
+        display.progress.refresh()
+        overall, first, second = display.progress.tasks
+        assert (overall.completed, overall.total) == (0.75, 3)
+        display.finish(row_of(RUNS[0], 83.21, 0.5))
+        assert len(display.progress.tasks) == 2
+    assert [(bar.completed, bar.total) for bar in (first, second)] == [(15, 60), (30, 60)]
     shown = text.getvalue()
-    assert "run 1 of 3" in shown
-    assert "ic-mixup seed 3" in shown
+    for part in ("0 of 3 runs", "ic-mixup seed 3", "erm seed 3", "[1/3] ic-mixup seed 3"):
+        assert part in shown
     for part in ("loss 1.234", "accuracy 81.3 %", "12,346 images/s", "1:15 left"):
         assert part in shown
 
 
+def test_the_bar_over_all_is_not_shown_for_one_run():
+    with Display(RUNS[:1], console(terminal=True)[0]) as display:
+        assert not display.progress.tasks[0].visible
+
+
 def test_a_terminal_keeps_the_line_of_every_run():
     target, text = console(terminal=True)
-    watch(make_watcher(3, target))
-    for part in ("[1/3] ic-mixup seed 3", "[2/3] erm seed 3: diverged", "[3/3] mixup seed 3"):
+    watch(target)
+    for part in ("[1/3] mixup seed 3", "[2/3] ic-mixup seed 3", "[3/3] erm seed 3: no result"):
         assert part in text.getvalue()
 
 
 def test_the_time_left_counts_no_run_that_was_finished_before(monkeypatch: pytest.MonkeyPatch):
     clock = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-    watcher = BarWatcher(4, console(terminal=True)[0])
-    watcher.start(QUICK)
-    watcher.finish({"accuracy": 70.0, "loss": 0.25})
-    watcher.start(QUICK)
+    display = Display(RUNS, console(terminal=True)[0], rests=RUNS[2:])
+    display.finish(row_of(RUNS[2], 70.0, 0.25))
     clock[0] += 10
-    watcher.beat(BEAT)  # a quarter of a run in 10 s; two and three quarters are left
-    assert watcher.progress.tasks[0].fields["detail"] == "1 done, 1:50 left"
-
-
-def test_a_watcher_of_nothing_takes_everything(capfd: pytest.CaptureFixture[str]):
-    watch(Watcher())
-    assert capfd.readouterr() == ("", "")
+    display.beat(RUNS[0], BEAT._replace(epoch=1.0))  # a sixtieth of a run in 10 s; 119 sixtieths are left
+    assert display.left() == "about 19:50 left"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""--budget 5m: as many epochs as fit."""
+"""How long runs take: a guess from the recipe alone, and --budget 5m, as many epochs as fit."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import math
 import re
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
 from icmixup.lab.data import Dataset
+from icmixup.lab.parts import DEIC_TOTAL, part_counts
 from icmixup.lab.recipe import Recipe
 from icmixup.lab.runs import write_whole
+from icmixup.lab.sources import CLASSES, NO_TWINS
 from icmixup.lab.train import Beat, Diverged, train
 from icmixup.methods import find_method
 
@@ -25,6 +27,13 @@ DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d
 MARGIN = 0.9  # of the budget is planned with: looks at the test set and checkpoints take the rest
 TRIAL_SHARE, TRIAL_SECONDS = 0.05, (1.0, 30.0)  # of the budget, within these bounds, measures an epoch
 TRIAL_EPOCHS = 50  # or as many as fit into that time
+
+
+TRAIN_IMAGES = 50_000  # of every CIFAR and ciFAIR
+# Work for one image, ResNet-18's being 1, and for one step however few its images: only the order of runs and
+# the guess of their time hang on these.
+WORK = {"resnet18": 1.0, "resnet34": 1.7, "resnet50": 2.5, "resnet32": 0.4, "wrn16-8": 2.2, "small-cnn": 0.1}
+STEP_WORK = 20.0
 
 
 class EnoughMeasured(Exception):
@@ -51,6 +60,7 @@ def plan_epochs(
     data_dir: Path,
     dataset: Dataset,
     device: torch.device,
+    at_once: int = 1,
     again: bool = False,
 ) -> int:
     """How many epochs, at least one, let methods x seeds end within so many seconds.
@@ -59,25 +69,36 @@ def plan_epochs(
     never says the same twice. `again` measures anew.
     """
     question = json.dumps(
-        [recipe.fields() | {"epochs": None}, list(methods), num_seeds, seconds, str(device)]
+        [recipe.fields() | {"epochs": None}, list(methods), num_seeds, seconds, str(device), at_once]
     )
     key = hashlib.sha256(question.encode()).hexdigest()[:10]
     path = root / "budgets.json"
     known: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
     if again or key not in known:
         started = time.monotonic()
-        start_up, epoch = measure_epoch(
-            dataclasses.replace(recipe, method=slowest(methods)), seconds, data_dir, dataset, device
-        )
+        slow = dataclasses.replace(recipe, method=slowest(methods))
+        with share_threads(at_once, device):
+            start_up, epoch = measure_epoch(slow, seconds, data_dir, dataset, device)
         left = seconds - (time.monotonic() - started)
-        known[key] = fit_epochs(left, len(methods) * num_seeds, start_up, epoch)
+        known[key] = fit_epochs(left, math.ceil(len(methods) * num_seeds / at_once), start_up, epoch)
         root.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(known, indent=1).encode())
     return known[key]
 
 
+@contextlib.contextmanager
+def share_threads(at_once: int, device: torch.device) -> Iterator[None]:
+    """On a CPU, only as many threads as a run has beside the others."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, before // at_once) if device.type == "cpu" else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def fit_epochs(seconds: float, runs: int, start_up: float, epoch: float) -> int:
-    """Epochs of `epoch` seconds that each of so many runs has time for, at least one."""
+    """Epochs of `epoch` seconds that each of so many runs in turn has time for, at least one."""
     return max(1, math.floor((MARGIN * seconds / runs - start_up) / epoch))
 
 
@@ -119,3 +140,28 @@ def read_beats(beats: Sequence[tuple[float, float]], total: float) -> tuple[floa
     (first, done), (last, all_done) = beats[0], beats[-1]
     epoch = (last - first) / (all_done - done)
     return max(0.0, total - all_done * epoch), epoch
+
+
+def work(recipe: Recipe) -> float:
+    """How much there is to do, in images of a ResNet-18."""
+    images = count_images(recipe)
+    method = find_method(recipe.method)
+    passes = 2 if method.clean_weight and method.draw != "none" else 1
+    steps = math.ceil(images / recipe.batch_size)
+    return recipe.epochs * (images * WORK.get(recipe.model, 1.0) * passes + steps * STEP_WORK)
+
+
+def count_images(recipe: Recipe) -> int:
+    """Train images of a recipe, without a look at them."""
+    name = "cifar10" if recipe.dataset == NO_TWINS else recipe.dataset
+    if name not in CLASSES:
+        return TRAIN_IMAGES
+    classes = CLASSES[name]
+    each = TRAIN_IMAGES // classes if recipe.split is None else DEIC_TOTAL
+    counts = part_counts(
+        torch.full((classes,), each),
+        per_class=recipe.per_class,
+        fraction=recipe.fraction,
+        imbalance=recipe.imbalance,
+    )
+    return int(counts.sum())

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from icmixup.lab.budget import parse_budget, plan_epochs
+from icmixup.lab.budget import parse_budget, plan_epochs, work
 from icmixup.lab.compare import (
     Comparison,
     check_methods,
@@ -25,14 +25,16 @@ from icmixup.lab.compare import (
     write_comparison,
 )
 from icmixup.lab.data import DATASETS, Dataset
+from icmixup.lab.engine import check_call, find_finished
 from icmixup.lab.figures import plot_comparison, write_png
 from icmixup.lab.flags import Common, CompareFlags, DataFlags, TrainFlags
 from icmixup.lab.inspect_data import check_dataset, describe_dataset, get_dataset, list_datasets
-from icmixup.lab.progress import make_watcher
+from icmixup.lab.progress import Display
 from icmixup.lab.ranks import pick_device, rank, world_size
 from icmixup.lab.recipe import Recipe
 from icmixup.lab.tables import print_comparison, stdout_console
 from icmixup.lab.train import load_recipe_data, train
+from icmixup.lab.workers import count_workers
 
 
 def run_compare(flags: CompareFlags, start: str) -> int:
@@ -41,19 +43,23 @@ def run_compare(flags: CompareFlags, start: str) -> int:
     named = check_compare(flags)
     seeds = range(recipe.seed, recipe.seed + flags.seeds)
     device = pick_device(common.device)
-    data = load_data(recipe, common.data_dir, console).to(device)
+    data = load_data(recipe, common.data_dir, console)
     methods = named or default_methods(data.class_counts)
     baseline = pick_baseline(methods, flags.baseline)
+    number = len(methods) * len(seeds)
+    at_once = count_workers(number, common.device) if flags.workers is None else min(flags.workers, number)
     if flags.budget is not None:
         tell(console, f"measuring how long an epoch takes, for a budget of {flags.budget}")
-        recipe = fit_budget(recipe, methods, flags, data, device)
+        recipe = fit_budget(recipe, methods, flags, data, at_once)
     recipes = plan_runs(recipe, methods, seeds)
     if common.fresh:
         forget_runs(common.out, recipes)
     what = f"{recipe.model}, {count(recipe.epochs, 'epoch')} of {count(len(data.train), 'image')}"
     runs = f"{count(len(methods), 'method')} x {count(len(seeds), 'seed')}"
-    tell(console, f"recipe {start}: {what}, on {device.type}; {runs} in {common.out}")
-    with make_watcher(len(recipes), console) as watcher:
+    where = f"on {device.type}" if flags.engine == "local" else "on Ray"
+    several = f", {at_once} at once" if at_once > 1 and flags.engine == "local" else ""
+    tell(console, f"recipe {start}: {what}, {where}; {runs}{several}, in {common.out}")
+    with Display(recipes, console, work=work, rests=find_finished(recipes, common.out)) as display:
         comparison = compare(
             recipe,
             methods,
@@ -62,15 +68,18 @@ def run_compare(flags: CompareFlags, start: str) -> int:
             root=common.out,
             data_dir=common.data_dir,
             dataset=data,
-            device=device,
-            watcher=watcher,
+            display=display,
+            workers=flags.workers,
+            engine=flags.engine,
+            address=flags.address,
+            device=common.device,
             trackers=common.trackers,
         )
     return report(comparison, common, console) if rank() == 0 else 0
 
 
 def fit_budget(
-    recipe: Recipe, methods: Sequence[str], flags: CompareFlags, data: Dataset, device: torch.device
+    recipe: Recipe, methods: Sequence[str], flags: CompareFlags, data: Dataset, at_once: int
 ) -> Recipe:
     """The recipe with as many epochs as --budget allows."""
     assert flags.budget is not None
@@ -82,7 +91,8 @@ def fit_budget(
         root=flags.common.out,
         data_dir=flags.common.data_dir,
         dataset=data,
-        device=device,
+        device=pick_device(flags.common.device),
+        at_once=at_once,
         again=flags.common.fresh,
     )
     return dataclasses.replace(recipe, epochs=epochs)
@@ -98,6 +108,11 @@ def check_compare(flags: CompareFlags) -> tuple[str, ...]:
         )
     if flags.budget is not None:
         parse_budget(flags.budget)
+        if flags.engine == "ray":
+            raise ValueError(
+                "--budget measures this machine, not a cluster; with --engine ray, give --epochs"
+            )
+    check_call(flags.engine, flags.address, flags.workers, flags.common.device)
     named = tuple(name for text in flags.methods for name in text.replace(",", " ").split())
     if named:
         pick_baseline(check_methods(named), flags.baseline)
@@ -125,18 +140,17 @@ def run_train(flags: TrainFlags) -> int:
     data = load_data(recipe, common.data_dir, console)
     if common.fresh:
         forget_runs(common.out, [recipe])
-    with make_watcher(1, console) as watcher:
-        watcher.start(recipe)
+    with Display([recipe], console, rests=find_finished([recipe], common.out)) as display:
         row = train(
             recipe,
             common.out,
             data_dir=common.data_dir,
             dataset=data,
             device=device,
-            on_beat=watcher.beat,
+            on_beat=functools.partial(display.beat, recipe),
             trackers=common.trackers,
         )
-        watcher.finish(row)
+        display.finish(row)
     if rank() == 0:
         epochs = f"epoch {recipe.epochs}/{recipe.epochs}"
         print(f"{common.out / recipe.name}  {epochs}  loss {row['loss']:.3f}  accuracy {row['accuracy']:.1f}")

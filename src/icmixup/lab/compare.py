@@ -14,18 +14,16 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from icmixup.lab.data import Dataset
-from icmixup.lab.progress import Watcher
-from icmixup.lab.ranks import join_ranks, pick_device
+from icmixup.lab.engine import run_recipes
+from icmixup.lab.progress import Display
 from icmixup.lab.recipe import Recipe, read_recipe
 from icmixup.lab.runs import write_whole
 from icmixup.lab.standings import Row, Standing, footnote, rank_methods, verdict
-from icmixup.lab.train import Diverged, load_recipe_data, train
 from icmixup.methods import find_method
 
 EVEN_METHODS = ("erm", "mixup", "ic-mixup", "cutmix", "ic-cutmix", "regmixup", "ic-regmixup")
@@ -44,7 +42,7 @@ LONG_TAIL_RATIO = 2  # of the largest class to the smallest, from which on class
 
 
 class Failure(NamedTuple):
-    """A run whose loss became nan."""
+    """A run without a result: its loss became nan, or its process died time and again."""
 
     method: str
     seed: int
@@ -60,7 +58,7 @@ class Comparison:
     seeds: tuple[int, ...]
     baseline: str
     rows: tuple[Row, ...]  # finished runs
-    diverged: tuple[Failure, ...]
+    failures: tuple[Failure, ...]
     standings: tuple[Standing, ...]  # highest accuracy first
     verdict: str
     footnote: str
@@ -75,49 +73,45 @@ def compare(
     root: Path,
     data_dir: Path,
     dataset: Dataset | None = None,
-    device: torch.device | None = None,
-    watcher: Watcher | None = None,
-    trackers: tuple[str, ...] = (),
+    display: Display | None = None,
+    workers: int | None = 1,
+    **engine: Any,
 ) -> Comparison:
     """Train every method with every seed, and compare their accuracies seed by seed.
 
     A seed decides initial weights, order and augmentation alike, and the training images are the same for
     all, so that two methods with one seed differ in nothing but the method. Finished runs under `root` are
-    taken as they are. A run that diverges does not stop the others.
+    taken as they are. A run that diverges, or is lost, does not stop the others.
 
     Args:
         recipe: everything but method and seed.
         baseline: what the differences are to; see pick_baseline.
         dataset: the recipe's own, if it is loaded already.
-        watcher: told of every run.
+        display: told of every run.
+        workers: how many runs at once; in turn in this process if not given, found out if None.
+        engine: where to train, device and trackers; see run_recipes.
     """
     methods = check_methods(methods)
     baseline = pick_baseline(methods, baseline)
-    watcher = Watcher() if watcher is None else watcher
-    data = load_recipe_data(recipe, data_dir) if dataset is None else dataset
-    device = pick_device() if device is None else device
-    rows: list[Row] = []
-    diverged: list[Failure] = []
-    with join_ranks(device):  # once for all runs: ranks that part and meet again may miss each other
-        for each in plan_runs(recipe, methods, seeds):
-            watcher.start(each)
-            try:
-                row = train(
-                    each,
-                    root,
-                    data_dir=data_dir,
-                    dataset=data,
-                    device=device,
-                    on_beat=watcher.beat,
-                    trackers=trackers,
-                )
-            except Diverged as error:
-                diverged.append(Failure(each.method, each.seed, str(error)))
-                watcher.diverge(each, str(error))
-            else:
-                rows.append(row)
-                watcher.finish(row)
-    return summarise(recipe, methods, seeds, baseline, rows, diverged)
+    failures: list[Failure] = []
+
+    def fail(each: Recipe, reason: str) -> None:
+        failures.append(Failure(each.method, each.seed, reason))
+        if display is not None:
+            display.fail(each, reason)
+
+    rows = run_recipes(
+        plan_runs(recipe, methods, seeds),
+        root,
+        data_dir=data_dir,
+        dataset=dataset,
+        workers=workers,
+        on_row=None if display is None else display.finish,
+        on_beat=None if display is None else display.beat,
+        on_failure=fail,
+        **engine,
+    )
+    return summarise(recipe, methods, seeds, baseline, rows, failures)
 
 
 def summarise(
@@ -126,7 +120,7 @@ def summarise(
     seeds: Sequence[int],
     baseline: str,
     rows: Sequence[Row],
-    diverged: Sequence[Failure] = (),
+    failures: Sequence[Failure] = (),
 ) -> Comparison:
     """A comparison from the rows of its runs."""
     standings = rank_methods(rows, methods, seeds, baseline)
@@ -136,7 +130,7 @@ def summarise(
         seeds=tuple(seeds),
         baseline=baseline,
         rows=tuple(rows),
-        diverged=tuple(diverged),
+        failures=tuple(failures),
         standings=standings,
         verdict=verdict(standings, baseline),
         footnote=footnote(standings, baseline),
@@ -207,7 +201,7 @@ def read_comparison(path: Path) -> Comparison:
         tuple(stored["seeds"]),
         stored["baseline"],
         stored["runs"],
-        [Failure(**failure) for failure in stored["diverged"]],
+        [Failure(**failure) for failure in stored["failures"]],
     )
 
 
@@ -221,7 +215,7 @@ def as_json(comparison: Comparison) -> dict[str, object]:
         "seeds": comparison.seeds,
         "methods": {standing.method: standing_as_json(standing) for standing in standings},
         "recipe": comparison.recipe.fields(),
-        "diverged": [failure._asdict() for failure in comparison.diverged],
+        "failures": [failure._asdict() for failure in comparison.failures],
         "runs": comparison.rows,
     }
 
@@ -238,13 +232,13 @@ def standing_as_json(standing: Standing) -> dict[str, object]:
 
 
 def as_csv(comparison: Comparison) -> str:
-    """A row a run, diverged ones included; lists stand as JSON."""
+    """A row a run, those without a result included; lists stand as JSON."""
     failed: list[Row] = [
         {
             **dataclasses.replace(comparison.recipe, method=method, seed=seed).fields(),
-            "status": "diverged",
+            "status": "no result",
         }
-        for method, seed, _ in comparison.diverged
+        for method, seed, _ in comparison.failures
     ]
     rows: list[Row] = [*({**row, "status": "finished"} for row in comparison.rows), *failed]
     columns = list(dict.fromkeys(name for row in rows for name in row))

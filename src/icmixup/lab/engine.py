@@ -27,6 +27,7 @@ from types import ModuleType
 from typing import Any
 
 from icmixup.checks import check_choice
+from icmixup.lab.data import Dataset
 from icmixup.lab.ranks import world_size
 from icmixup.lab.recipe import Recipe
 from icmixup.lab.runs import Run
@@ -56,6 +57,7 @@ def run_recipes(
     address: str | None = None,
     workers: int | None = None,
     device: str | None = None,
+    dataset: Dataset | None = None,
     on_row: Callable[[Row], None] | None = None,
     on_beat: Callable[[Recipe, Beat], None] | None = None,
     on_failure: Callable[[Recipe, str], None] | None = None,
@@ -73,6 +75,7 @@ def run_recipes(
         workers: how many runs at once; 1 is in turn in this process. On Ray: how many share a GPU, or a
             node's cores where there is no GPU; a GPU, or a core, for each if not given.
         device: cpu, cuda or cuda:1; a GPU if there is one.
+        dataset: of all recipes, if it is loaded already; runs in processes of their own read it again.
         on_row: told of every row as it comes, rows from before first.
         on_beat: told a few times a second how a run is getting on.
         on_failure: told of a run without a row, and why; a warning if not given.
@@ -83,11 +86,13 @@ def run_recipes(
     check_call(engine, address, workers, device)
     site = Site(root, data_dir, device, None, checkpoint_seconds, trackers)
     report = Report({}, on_row, on_beat, warn_of_failure if on_failure is None else on_failure)
-    todo = take_finished(recipes, root, report)
+    todo = settle_finished(recipes, root, report)
     if todo and engine == "ray":
         run_on_ray(todo, site, address, workers, report)
     elif todo:
-        run_here(todo, site, workers, report)
+        # Of all runs, not of those left: resumed or not, a run has the same share of threads.
+        number = count_workers(len(recipes), device) if workers is None else workers
+        run_here(todo, site, number, report, dataset)
     return [report.rows[recipe] for recipe in recipes if recipe in report.rows]
 
 
@@ -106,22 +111,25 @@ def check_call(engine: str, address: str | None, workers: int | None, device: st
         )
 
 
-def take_finished(recipes: Sequence[Recipe], root: Path, report: Report) -> list[Recipe]:
-    """Settle what earlier sittings finished; each of the others, once."""
-    todo = []
-    for recipe in dict.fromkeys(recipes):
-        row = Run(root / recipe.name, recipe).result()
-        if row is None:
-            todo.append(recipe)
-        else:
-            report.settle(recipe, Outcome(row))
-    return todo
+def find_finished(recipes: Sequence[Recipe], root: Path) -> dict[Recipe, Row]:
+    """The rows of runs that earlier sittings finished."""
+    rows = {recipe: Run(root / recipe.name, recipe).result() for recipe in recipes}
+    return {recipe: row for recipe, row in rows.items() if row is not None}
 
 
-def run_here(recipes: Sequence[Recipe], site: Site, workers: int | None, report: Report) -> None:
-    number = count_workers(len(recipes), site.device) if workers is None else min(workers, len(recipes))
+def settle_finished(recipes: Sequence[Recipe], root: Path, report: Report) -> list[Recipe]:
+    """Report what earlier sittings finished; each of the others, once."""
+    finished = find_finished(recipes, root)
+    for recipe, row in finished.items():
+        report.settle(recipe, Outcome(row))
+    return [recipe for recipe in dict.fromkeys(recipes) if recipe not in finished]
+
+
+def run_here(
+    recipes: Sequence[Recipe], site: Site, number: int, report: Report, dataset: Dataset | None
+) -> None:
     if number == 1:
-        run_in_turn(recipes, site, report)
+        run_in_turn(recipes, site, report, dataset)
     else:
         run_in_processes(recipes, site, number, report)
 

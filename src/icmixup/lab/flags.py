@@ -89,6 +89,12 @@ class CompareFlags:
     """The method that differences are to; if not given, mixup, or the first where mixup is not compared."""
     budget: str | None = None
     """Time for all runs together, 90s, 5m or 1h30m: as many epochs as fit, in place of --epochs."""
+    workers: int | None = None
+    """How many runs at once; if not given, one a GPU, or as many as cores and memory allow."""
+    engine: Literal["local", "ray"] = "local"
+    """Where to train: on this machine, or on a Ray cluster."""
+    address: str | None = None
+    """Of the Ray cluster; auto for the one this machine is part of."""
     common: Annotated[Common, conf.arg(name="")] = field(default_factory=Common)
     shared: Annotated[SharedRecipe, conf.arg(name="")] = field(default_factory=SharedRecipe)
 

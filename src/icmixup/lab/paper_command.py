@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -113,12 +114,13 @@ def check_flags(flags: PaperFlags) -> None:
 
 def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Results) -> None:
     """Train what tables lack, and append a row for each run as it ends."""
-    from icmixup.lab.engine import run_recipes
-    from icmixup.lab.paper_progress import Display, past_speed
-    from icmixup.lab.paper_runs import choose_cells, plan_runs, say_absent, say_stand_ins
+    from icmixup.lab.budget import work
+    from icmixup.lab.engine import find_finished, run_recipes
+    from icmixup.lab.paper_runs import choose_cells, past_speed, plan_runs, say_absent, say_stand_ins
     from icmixup.lab.paper_tables import index_results
+    from icmixup.lab.progress import Display
     from icmixup.lab.ranks import pick_device
-    from icmixup.lab.runs import Run, provenance
+    from icmixup.lab.runs import provenance
 
     index = index_results(results.rows)
     plan = plan_runs(choose_cells(tables, flags.only), index, flags.data_dir, flags.seeds, flags.compile)
@@ -128,13 +130,19 @@ def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Result
     for sentence in (*absent, *say_stand_ins(plan)):
         tell(sentence)
     check_file(flags.results, plan.recipes)
-    rests = [recipe for recipe in plan.recipes if Run(flags.out / recipe.name, recipe).result() is not None]
-    speed = past_speed(index, provenance(pick_device(flags.device))["device"])
-    with Display(plan.recipes, rests, speed, stderr_console()) as display:
+    display = Display(
+        plan.recipes,
+        stderr_console(),
+        work=work,
+        rests=find_finished(plan.recipes, flags.out),
+        seconds_each=past_speed(index, provenance(pick_device(flags.device))["device"]),
+        title=attrgetter("title"),
+    )
+    with display:
 
         def keep(row: dict[str, Any]) -> None:
-            # Under torchrun every rank brings the row; it is added once.
-            append_rows(flags.results, [(display.recipes[row["key"]], row)])
+            if rank() == 0:
+                append_rows(flags.results, [(display.recipes[row["key"]], row)])
             display.finish(row)
 
         run_recipes(

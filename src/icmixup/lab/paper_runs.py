@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
-from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
+from icmixup.lab.budget import work
 from icmixup.lab.cells import Cell, PaperTable
 from icmixup.lab.paper_tables import STAND_INS, Index
-from icmixup.lab.parts import DEIC_TOTAL, part_counts
 from icmixup.lab.recipe import Recipe
 from icmixup.lab.results import experiment
 from icmixup.lab.sources import (
-    CLASSES,
     LAYOUTS,
     NO_TWINS,
     TWINS_TEST,
@@ -26,13 +22,6 @@ from icmixup.lab.sources import (
     find_layout,
     find_twins,
 )
-from icmixup.methods import find_method
-
-TRAIN_IMAGES = 50_000  # of every CIFAR and ciFAIR
-# Work for one image, ResNet-18's being 1, and for one step however few its images: only the order of runs and
-# the guess of their time hang on these.
-WORK = {"resnet18": 1.0, "resnet34": 1.7, "resnet50": 2.5, "resnet32": 0.4, "wrn16-8": 2.2, "small-cnn": 0.1}
-STEP_WORK = 20.0
 
 
 class Plan(NamedTuple):
@@ -154,26 +143,12 @@ def say_stand_ins(plan: Plan) -> list[str]:
     ]
 
 
-def work(recipe: Recipe) -> float:
-    """How much there is to do, in images of a ResNet-18."""
-    images = count_images(recipe)
-    method = find_method(recipe.method)
-    passes = 2 if method.clean_weight and method.draw != "none" else 1
-    steps = ceil(images / recipe.batch_size)
-    return recipe.epochs * (images * WORK.get(recipe.model, 1.0) * passes + steps * STEP_WORK)
-
-
-def count_images(recipe: Recipe) -> int:
-    """Train images of a recipe, without a look at them."""
-    name = "cifar10" if recipe.dataset == NO_TWINS else recipe.dataset
-    if name not in CLASSES:
-        return TRAIN_IMAGES
-    classes = CLASSES[name]
-    each = TRAIN_IMAGES // classes if recipe.split is None else DEIC_TOTAL
-    counts = part_counts(
-        torch.full((classes,), each),
-        per_class=recipe.per_class,
-        fraction=recipe.fraction,
-        imbalance=recipe.imbalance,
-    )
-    return int(counts.sum())
+def past_speed(index: Index, device: str) -> float | None:
+    """Seconds for a unit of work, of the results that were made on this device."""
+    rows = [
+        (60 * row.numbers["minutes"], work(row.recipe))
+        for rows in index.values()
+        for row in rows
+        if row.numbers["device"] == device and row.numbers["minutes"]
+    ]
+    return sum(seconds for seconds, _ in rows) / sum(units for _, units in rows) if rows else None

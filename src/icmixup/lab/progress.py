@@ -1,8 +1,9 @@
-"""What is seen of runs under way: bars in a terminal, one plain line a run elsewhere. All of it on stderr."""
+"""What is seen of runs under way: bars in a terminal, plain lines elsewhere. All of it on stderr."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,134 +14,111 @@ if TYPE_CHECKING:
     from icmixup.lab.recipe import Recipe
     from icmixup.lab.train import Beat
 
-QUIET_SECONDS = 60.0  # longest silence of a run that is not watched in a terminal
+QUIET_SECONDS = 60.0  # longest silence of runs that are not watched in a terminal
 
 
-class Watcher:
-    """Is told of runs, one after the other, and says nothing."""
+def short_title(recipe: Recipe) -> str:
+    return f"{recipe.method} seed {recipe.seed}"
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
+class Display:
+    """A line for each run that ends, and how long the others will take, be they one or several at once.
+
+    In a terminal a bar over all runs and one for each under way; elsewhere a sign of life a minute.
+
+    Args:
+        work: what a run takes, in any unit.
+        rests: runs that earlier sittings finished, which take no time.
+        seconds_each: of a unit of work, from earlier results; None where there are none.
+        title: what a run is called.
+    """
+
+    def __init__(
         self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        recipes: Sequence[Recipe],
+        console: Console,
+        *,
+        work: Callable[[Recipe], float] = lambda _: 1.0,
+        rests: Collection[Recipe] = (),
+        seconds_each: float | None = None,
+        title: Callable[[Recipe], str] = short_title,
     ) -> None:
-        pass
-
-    def start(self, recipe: Recipe) -> None:
-        pass
-
-    def beat(self, beat: Beat) -> None:
-        pass
-
-    def finish(self, row: dict[str, Any]) -> None:
-        pass
-
-    def diverge(self, recipe: Recipe, reason: str) -> None:
-        pass
-
-
-class LineWatcher(Watcher):
-    """One line a run, and a sign of life a minute; for logs."""
-
-    def __init__(self, runs: int, console: Console) -> None:
-        self.runs, self.console = runs, console
-        self.ended = 0
-        self.resting = 0  # runs that were finished before and took no time
-        self.title = ""
-        self.started = self.spoke = time.monotonic()
-        self.beaten = False
-
-    def start(self, recipe: Recipe) -> None:
-        self.title = f"{recipe.method} seed {recipe.seed}"
-        self.started = self.spoke = time.monotonic()
-        self.beaten = False
-
-    def beat(self, beat: Beat) -> None:
-        self.beaten = True
-        if time.monotonic() - self.spoke > QUIET_SECONDS:
-            self.spoke = time.monotonic()
-            self.say(f"{self.title}: epoch {beat.epoch:.1f} of {beat.epochs}, {describe(beat)}")
-
-    def finish(self, row: dict[str, Any]) -> None:
-        self.end()
-        when = duration(time.monotonic() - self.started) if self.beaten else "done before"
-        accuracy = "" if row.get("accuracy") is None else f"accuracy {row['accuracy']:.1f} %, "
-        loss = "" if row.get("loss") is None else f"loss {row['loss']:.3f}, "
-        self.say(f"{self.counted()} {self.title}: {accuracy}{loss}{when}")
-
-    def diverge(self, recipe: Recipe, reason: str) -> None:
-        self.end()
-        self.say(f"{self.counted()} {self.title}: diverged; {reason}")
-
-    def end(self) -> None:
-        self.ended += 1
-        self.resting += not self.beaten
-
-    def counted(self) -> str:
-        return f"[{self.ended:>{len(str(self.runs))}}/{self.runs}]"
-
-    def say(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-class BarWatcher(LineWatcher):
-    """Two bars, over all runs and over the current one, below a line for each run that ended."""
-
-    def __init__(self, runs: int, console: Console) -> None:
-        super().__init__(runs, console)
+        self.recipes = {recipe.key: recipe for recipe in recipes}
+        self.work = {recipe.key: 0.0 if recipe in rests else work(recipe) for recipe in recipes}
+        self.done = dict.fromkeys(self.work, 0.0)  # share of each run
+        self.before: dict[str, float] = {}  # share that an earlier sitting did
+        self.ended: set[str] = set()
+        self.guess, self.console, self.title = seconds_each, console, title
+        self.began = self.spoke = time.monotonic()
         columns = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[detail]}"))
-        self.progress = Progress(*columns, console=console, transient=True)
-        self.overall: TaskID = self.progress.add_task("", total=runs, detail="", visible=runs > 1)
-        self.current: TaskID = self.progress.add_task("", total=1, detail="")
-        self.began = time.monotonic()
+        self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        total = max(sum(self.work.values()), 1e-9)
+        self.overall = self.progress.add_task("", total=total, detail="", visible=len(recipes) > 1)
+        self.bars: dict[str, TaskID] = {}  # of runs under way
 
     def __enter__(self) -> Self:
         self.progress.start()
+        self.show()
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.progress.stop()
 
-    def start(self, recipe: Recipe) -> None:
-        super().start(recipe)
-        self.show(0.0)
-        self.progress.update(self.current, description=self.title, completed=0, total=1, detail="starting")
-
-    def beat(self, beat: Beat) -> None:
-        self.beaten = True
+    def beat(self, recipe: Recipe, beat: Beat) -> None:
+        """A sign of life of a run."""
+        key = recipe.key
+        self.before.setdefault(key, max(0.0, beat.epoch - 1) / beat.epochs)
+        self.done[key] = min(1.0, beat.epoch / beat.epochs)
+        if key not in self.bars:
+            self.bars[key] = self.progress.add_task(self.title(recipe), total=beat.epochs, detail="")
         detail = f"epoch {beat.epoch:.0f} of {beat.epochs}, {describe(beat)}"
-        self.progress.update(self.current, completed=beat.epoch, total=beat.epochs, detail=detail)
-        self.show(min(1.0, beat.epoch / beat.epochs))
+        self.progress.update(self.bars[key], completed=beat.epoch, detail=detail)
+        self.show()
+        if not self.console.is_terminal and time.monotonic() - self.spoke > QUIET_SECONDS:
+            self.say(f"{self.title(recipe)}: {detail}")
 
-    def end(self) -> None:
-        super().end()
-        self.show(0.0)
-
-    def show(self, part: float) -> None:
-        """Move the upper bar: so many runs ended, and `part` of the current one."""
-        worked = self.ended - self.resting + part
-        left = self.runs - self.ended - part
-        guess = f", {duration((time.monotonic() - self.began) * left / worked)} left" if worked > 0 else ""
-        self.progress.update(
-            self.overall,
-            description=f"run {min(self.ended + 1, self.runs)} of {self.runs}",
-            completed=self.ended + part,
-            detail=f"{self.ended} done{guess}",
+    def finish(self, row: dict[str, Any]) -> None:
+        """A run that ended with a row, now or before."""
+        took = duration(60 * row["minutes"]) if self.work[row["key"]] else "done before"
+        self.end(
+            self.recipes[row["key"]], f"accuracy {row['accuracy']:.1f} %, loss {row['loss']:.3f}, {took}"
         )
 
+    def fail(self, recipe: Recipe, reason: str) -> None:
+        self.end(recipe, f"no result: {reason}")
 
-def make_watcher(runs: int, console: Console) -> Watcher:
-    """Bars where someone looks at them, lines where they are kept."""
-    return BarWatcher(runs, console) if console.is_terminal else LineWatcher(runs, console)
+    def end(self, recipe: Recipe, text: str) -> None:
+        self.ended.add(recipe.key)
+        self.done[recipe.key] = 1.0
+        if recipe.key in self.bars:
+            self.progress.remove_task(self.bars.pop(recipe.key))
+        count = f"[{len(self.ended):>{len(str(len(self.recipes)))}}/{len(self.recipes)}]"
+        left = "" if len(self.ended) == len(self.recipes) else f"; {self.left()}"
+        self.say(f"{count} {self.title(recipe)}: {text}{left}")
+        self.show()
+
+    def show(self) -> None:
+        """Move the bar over all runs."""
+        runs = f"{len(self.ended)} of {len(self.recipes)} runs"
+        self.progress.update(self.overall, description=runs, completed=self.worked(), detail=self.left())
+
+    def say(self, text: str) -> None:
+        self.spoke = time.monotonic()
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def worked(self) -> float:
+        return sum(self.work[key] * share for key, share in self.done.items())
+
+    def left(self) -> str:
+        """An estimate of the time left: from this sitting, else from earlier results."""
+        rest = sum(self.work.values()) - self.worked()
+        if rest <= 0:
+            return "nothing left"
+        here = self.worked() - sum(self.work[key] * share for key, share in self.before.items())
+        each = (time.monotonic() - self.began) / here if here > 0 else self.guess
+        return "time left not known yet" if each is None else f"about {duration(each * rest)} left"
 
 
 def describe(beat: Beat) -> str:

@@ -6,11 +6,14 @@ import inspect
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+Value = TypeVar("Value")
 
 
 def world_size() -> int:
@@ -62,6 +65,15 @@ def average_over_ranks(values: Tensor) -> Tensor:
     total = values.clone()
     dist.all_reduce(total)
     return total / world_size()
+
+
+def from_first(value: Value) -> Value:
+    """What the first rank holds, on every rank; alone, the value itself."""
+    if world_size() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
 
 
 def wrap_for_ranks(model: nn.Module) -> nn.Module:

@@ -141,13 +141,18 @@ class Recipe:
         return hashlib.sha256(json.dumps(self.fields(), sort_keys=True).encode()).hexdigest()[:10]
 
     @property
-    def name(self) -> str:
-        """What a run's folder is called."""
+    def title(self) -> str:
+        """A run in words that need no quoting; runs of one title may still differ in other fields."""
         data = Path(self.dataset.replace("hf:", "hf-")).name if "/" in self.dataset else self.dataset
         part = "" if self.fraction == 1 else f"-{self.fraction * 100:g}pct"
         part += "" if self.per_class is None else f"-{self.per_class}each"
         part += "" if self.imbalance == 1 else f"-lt{min(self.imbalance, 1 / self.imbalance):g}"
-        return f"{data}{part}.{self.model.replace('/', '-')}.{self.method}.s{self.seed}.{self.key}"
+        return f"{data}{part}.{self.model.replace('/', '-')}.{self.method}.s{self.seed}"
+
+    @property
+    def name(self) -> str:
+        """What a run's folder is called."""
+        return f"{self.title}.{self.key}"
 
     @property
     def drops(self) -> tuple[float, ...]:

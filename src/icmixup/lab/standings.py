@@ -64,7 +64,7 @@ class Standing:
     """One method over all seeds."""
 
     method: str
-    accuracies: tuple[float | None, ...]  # by seed; None where the run diverged
+    accuracies: tuple[float | None, ...]  # by seed; None where the run has no result
     metrics: Mapping[str, tuple[float | None, ...]]  # each of MEASURES, by seed
     difference: Difference | None = None  # to the baseline; None for itself
 
@@ -177,10 +177,12 @@ def verdict(standings: Sequence[Standing], baseline: str) -> str:
     """
     scored = [s for s in standings if s.mean is not None]
     if not scored:
-        return "every run diverged; try a tenth of the --lr, or --clip-norm 1"
+        return "no run has a result; where losses diverged, try a tenth of the --lr, or --clip-norm 1"
     best, base = scored[0], next(s for s in standings if s.method == baseline)
     if base.mean is None:
-        return f"{baseline}, the baseline, diverged, so nothing can be compared with it; {leader(scored)}"
+        return (
+            f"{baseline}, the baseline, has no result, so nothing can be compared with it; {leader(scored)}"
+        )
     if len(scored) == 1:
         return f"{leader(scored)}, and nothing to compare it with"
     if max(len(s.finished) for s in scored) < 2:

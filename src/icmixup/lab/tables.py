@@ -43,7 +43,7 @@ def comparison_table(comparison: Comparison, columns: list[Column]) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("method", overflow="fold")
     for column in columns:
-        # "70.1 ± 0.3 (1 diverged)" may take two lines where there is little room; numbers stay whole.
+        # "70.1 ± 0.3 (1 lost)" may take two lines where there is little room; numbers stay whole.
         table.add_column(column.heading, justify="right", no_wrap=column.cell is not accuracy_cell)
     for standing in comparison.standings:
         cells = [column.cell(standing) for column in columns]
@@ -89,12 +89,12 @@ def honesty_columns() -> list[Column]:
 
 
 def accuracy_cell(standing: Standing) -> str:
-    """Mean ± spread over seeds, and how many diverged."""
+    """Mean ± spread over seeds, and how many runs have no result."""
     lost = len(standing.accuracies) - len(standing.finished)
     if standing.mean is None:
-        return "diverged"
+        return "no result"
     spread = "" if standing.std is None else f" ± {standing.std:.1f}"
-    note = f" ({lost} diverged)" if lost else ""
+    note = f" ({lost} lost)" if lost else ""
     return f"{standing.mean:.1f}{spread}{note}"
 
 

@@ -21,6 +21,7 @@ from icmixup.lab.data import Dataset, load_dataset
 from icmixup.lab.evaluate import evaluate, split_scores
 from icmixup.lab.ranks import (
     average_over_ranks,
+    from_first,
     join_ranks,
     pick_device,
     rank,
@@ -83,9 +84,7 @@ def train(
         session.resume()
         with open_trackers(trackers, run) as track:
             session.train(checkpoint_seconds, track)
-        row = session.row()
-        wait_for_all()
-        return run.finish(row) if rank() == 0 else row
+        return from_first(run.finish(session.row()) if rank() == 0 else {})
 
 
 def load_recipe_data(recipe: Recipe, data_dir: Path, *, show_progress: bool = False) -> Dataset:

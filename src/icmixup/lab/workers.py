@@ -19,15 +19,14 @@ from typing import Any, NamedTuple
 import torch
 
 from icmixup.lab.data import Dataset
-from icmixup.lab.ranks import pick_device, world_size
+from icmixup.lab.ranks import join_ranks, pick_device, world_size
 from icmixup.lab.recipe import Recipe
 from icmixup.lab.train import Beat, Diverged, load_recipe_data, train
 
 Row = dict[str, Any]
 DATA_FIELDS = ("dataset", "fraction", "per_class", "imbalance", "data_seed", "split", "image_size")
-RUN_BYTES = (
-    3 * 10**9
-)  # peak of ResNet-34 with a batch of 128 in RegMixup form on a CPU; small networks need less
+# Peak of ResNet-34 with a batch of 128 in RegMixup form on a CPU; small networks need less.
+RUN_BYTES = 3 * 10**9
 RETRIES = 1  # of a run whose process died
 
 
@@ -107,18 +106,23 @@ def remember_data(data_dir: Path) -> Callable[[Recipe], Dataset]:
     return lambda recipe: read(Recipe(**{name: getattr(recipe, name) for name in DATA_FIELDS}))
 
 
-def run_in_turn(recipes: Sequence[Recipe], site: Site, report: Report) -> None:
+def run_in_turn(
+    recipes: Sequence[Recipe], site: Site, report: Report, dataset: Dataset | None = None
+) -> None:
     """One run after the other in this process, so that what is compiled or read once serves all."""
-    read = remember_data(site.data_dir)
-    for recipe in recipes:
-        beat = functools.partial(report.beat, recipe)
-        report.settle(recipe, carry_out(recipe, site, beat, read(recipe)))
+    read = remember_data(site.data_dir) if dataset is None else lambda _: dataset
+    # Ranks join once for all runs: if they part and meet again, they may miss each other.
+    with join_ranks(pick_device(site.device)):
+        for recipe in recipes:
+            beat = functools.partial(report.beat, recipe)
+            report.settle(recipe, carry_out(recipe, site, beat, read(recipe)))
 
 
 def count_workers(runs: int, device: str | None) -> int:
-    """How many runs at once: one a GPU, or on CPUs as many as cores and memory allow.
+    """How many of so many runs at once: one a GPU, or on CPUs as many as cores and memory allow.
 
-    Under torchrun, one: there all processes together are one run.
+    The answer is the same each time on one machine, since the last bits of a run hang on its threads. Under
+    torchrun it is one: there all processes together are one run.
     """
     kind = pick_device(device).type
     if world_size() > 1 or kind == "mps":
@@ -126,7 +130,7 @@ def count_workers(runs: int, device: str | None) -> int:
     if kind == "cuda":
         most = torch.cuda.device_count() if device in (None, "cuda") else 1
     else:
-        most = min(count_cores(), available_bytes() // RUN_BYTES)
+        most = min(count_cores(), memory_bytes() // RUN_BYTES)
     return max(1, min(runs, most))
 
 
@@ -135,18 +139,14 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def available_bytes() -> int:
-    """Memory that new processes can have, within a container's limit; where no one says, plenty."""
+def memory_bytes() -> int:
+    """The machine's memory, or a container's limit; where no one says, plenty."""
     found = [count_cores() * RUN_BYTES]
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        found.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]))
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     with contextlib.suppress(OSError, ValueError):  # the limit may be the word max
-        limit, used = (
-            int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current")
-        )
-        found.append(limit - used)
-    return max(0, min(found))
+        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(found)
 
 
 def split_site(site: Site, number: int) -> list[Site]:
@@ -160,7 +160,7 @@ def split_site(site: Site, number: int) -> list[Site]:
 
 def run_in_processes(recipes: Sequence[Recipe], site: Site, number: int, report: Report) -> None:
     """So many runs at once, each in a process of its own; what a dead process leaves goes to a new one."""
-    crew = Crew(split_site(site, number), recipes, report)
+    crew = Crew(split_site(site, number)[: len(recipes)], recipes, report)
     try:
         crew.work()
     finally:
@@ -174,9 +174,8 @@ class Worker:
     def __init__(self, site: Site) -> None:
         self.site = site
         self.recipe: Recipe | None = None  # under way
-        context = multiprocessing.get_context(
-            "spawn"
-        )  # a fork would share a GPU's context and torch's threads
+        # A fork would share a GPU's context and torch's threads.
+        context = multiprocessing.get_context("spawn")
         self.pipe, far_end = context.Pipe()
         self.process = context.Process(target=serve, args=(far_end, site), daemon=True)
         self.process.start()
