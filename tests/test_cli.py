@@ -180,6 +180,19 @@ def test_stopped_with_control_c_the_same_command_goes_on(tmp_path: Path):
     assert "Verdict" in again.stdout
 
 
+@pytest.mark.parametrize("args", [["--help"], ["compare", "--help"], ["data", "list"]], ids=" ".join)
+def test_a_reader_who_has_seen_enough_gets_no_complaint(args: list[str], tmp_path: Path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "icmixup", *args]
+    done = subprocess.run(
+        command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, timeout=120, check=False
+    )
+    os.close(writer)
+    assert done.stderr == b""
+    assert done.returncode in (141, 1)  # 1 is rich's own
+
+
 @pytest.mark.slow
 def test_under_torchrun_one_rank_speaks_for_all(tmp_path: Path):
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]

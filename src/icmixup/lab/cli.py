@@ -31,15 +31,21 @@ with intervals, which one helps.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; 0 if it went well, 2 with one sentence if not, 130 if it was stopped."""
+    """Run a command; 0 if it went well, 2 with one sentence if not, 130 if it was stopped, 141 if unheard."""
     args = list(sys.argv[1:] if argv is None else argv)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # meant for those who write programs
             warnings.showwarning = lambda message, *_: show_warning(message)
-            return find_command(args)(args[1:])
+            try:
+                return find_command(args)(args[1:])
+            finally:
+                sys.stdout.flush()
     except KeyboardInterrupt:
         return complain("stopped; the same command goes on from there", 130)
+    except BrokenPipeError:  # who reads our output, head or less, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is buffered still
+        return 141
     except Exception as error:
         sentence = explain(error)
         if sentence is None or "--debug" in args:
