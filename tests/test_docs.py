@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib
-import importlib.util
 import re
 import subprocess
 import tomllib
@@ -19,9 +18,6 @@ from icmixup import METHODS, Method
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 README, PAPER, CARDS = ROOT / "README.md", ROOT / "docs" / "paper.md", ROOT / "docs" / "methods.md"
-needs_cli = pytest.mark.skipif(
-    importlib.util.find_spec("icmixup.lab.cli") is None, reason="icmixup.lab.cli is not written yet"
-)
 
 
 def page_name(page: Path) -> str:
@@ -218,7 +214,6 @@ def help_of(words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: p
     return capsys.readouterr().out
 
 
-@needs_cli
 @pytest.mark.parametrize("command", commands())
 def test_flags_of_a_printed_command_exist(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -230,7 +225,6 @@ def test_flags_of_a_printed_command_exist(
         assert re.search(rf"{flag}(?![\w-])", told), f"{flag} is not in the help of icmixup {words[0]}"
 
 
-@needs_cli
 def test_flags_named_in_the_text_exist(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

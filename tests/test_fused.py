@@ -15,7 +15,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from icmixup.chunked import contrast_chunked
-from icmixup.fused import contrast_fused, fused_available, prefer_fused
+from icmixup.fused import contrast_fused, fused_available, prefer_chunked, prefer_fused
+from icmixup.loss import infinite_class_loss
+from icmixup.pairs import draw_virtual
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytest.importorskip("triton") if DEVICE == "cuda" else None
@@ -401,6 +403,21 @@ def test_the_chunked_form_is_differentiated_exactly_whatever_the_chunk(duplicate
         assert loss.dtype == torch.float64
         torch.testing.assert_close(loss, right, atol=1e-12, rtol=0)
     assert torch.autograd.gradcheck(lambda s: contrast_chunked(s, targets, **asked, chunk=chunk), (scores,))
+
+
+def test_a_million_virtual_classifiers_are_those_of_the_whole_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("icmixup.fused.CHUNKED_ENTRIES", 2**20)
+    assert prefer_chunked(6, 10**6)
+    generator = torch.Generator().manual_seed(5)
+    scores = torch.randn(6, 4, generator=generator, dtype=torch.float64).requires_grad_()
+    targets = draw_virtual(torch.ones(4), 6, 0.2, generator).double()
+    virtual = draw_virtual(torch.tensor([5.0, 3.0, 2.0, 1.0]), 10**6, 0.2, generator).double()
+    whole, parts = (
+        infinite_class_loss(scores, targets, virtual=virtual, fused=how) for how in (False, "auto")
+    )
+    torch.testing.assert_close(parts, whole, rtol=1e-12, atol=0)
+    (expected,), (found,) = (torch.autograd.grad(loss, scores) for loss in (whole, parts))
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
 
 
 def test_without_a_gpu_the_door_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
