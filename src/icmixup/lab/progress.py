@@ -95,8 +95,8 @@ class Display:
         if recipe.key in self.bars:
             self.progress.remove_task(self.bars.pop(recipe.key))
         count = f"[{len(self.ended):>{len(str(len(self.recipes)))}}/{len(self.recipes)}]"
-        left = "" if len(self.ended) == len(self.recipes) else f"; {self.left()}"
-        self.say(f"{count} {self.title(recipe)}: {text}{left}")
+        left = self.left()
+        self.say(f"{count} {self.title(recipe)}: {text}" + (f"; {left}" if left.startswith("about") else ""))
         self.show()
 
     def show(self) -> None:
