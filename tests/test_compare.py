@@ -259,6 +259,15 @@ def test_a_comparison_on_digits_pairs_runs_and_is_not_trained_twice(tmp_path: Pa
     assert len(list(tmp_path.glob("*/result.json"))) == 3
 
 
+def test_two_at_once_come_to_what_they_come_to_in_turn(tmp_path: Path):
+    in_turn, at_once = (
+        compare(TINY, ("mixup", "ic-mixup"), (0,), root=tmp_path / str(k), data_dir=tmp_path, workers=k)
+        for k in (1, 2)
+    )
+    assert [s.accuracies for s in in_turn.standings] == [s.accuracies for s in at_once.standings]
+    assert [row["loss"] for row in in_turn.rows] == [row["loss"] for row in at_once.rows]
+
+
 def test_a_run_that_diverges_does_not_stop_the_others(tmp_path: Path):
     # Scores over 1e-38 overflow, and only the Infinite Class loss divides by the temperature.
     recipe = dataclasses.replace(TINY, temperature=1e-38)

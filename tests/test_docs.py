@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import csv
 import dataclasses
 import importlib
 import re
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from icmixup import METHODS, Method
+from icmixup.lab.standings import MEASURES, Standing, rank_methods
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -194,6 +196,57 @@ def test_links_to_pages_and_headings_lead_somewhere(page: Path) -> None:
             titles = re.findall(r"^#+ (.+)$", target.read_text(), re.M)
             slugs = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
             assert anchor in slugs, f"{link} names no heading"
+
+
+def standings(file: str, baseline: str) -> list[Standing]:
+    """What the rows of a comparison in results/ come to."""
+    with (ROOT / "results" / file).open() as text:
+        runs = [
+            {**run, **{name: float(run[name]) if run[name] else None for name in ("accuracy", *MEASURES)}}
+            for run in csv.DictReader(text)
+        ]
+    for run in runs:
+        assert run["commit"]
+        assert not run["commit"].endswith("+"), "a row of results/ comes from a tree that no commit holds"
+        run["seed"] = int(run["seed"])
+    methods, seeds = (list(dict.fromkeys(run[name] for run in runs)) for name in ("method", "seed"))
+    return list(rank_methods(runs, methods, seeds, baseline))
+
+
+def told(heading: str) -> list[list[str]]:
+    """The rows of the README's table whose second column is called so."""
+    table = rows(section(README, "What we know"))
+    start = next(place for place, row in enumerate(table) if row[1].startswith(heading))
+    ends = (place for place, row in enumerate(table) if place > start and row[0] == "method")
+    return table[start + 1 : next(ends, len(table))]
+
+
+def test_the_readme_s_demo_is_made_from_its_rows() -> None:
+    def line(one: Standing) -> list[str]:
+        few, raw, scaled = (
+            f"{one.average(name):.1f}" for name in ("few", "calibration_error", "calibration_error_scaled")
+        )
+        return [one.method, f"{one.mean:.1f} ± {one.std:.1f}", few, f"{raw} → {scaled}"]
+
+    assert told("accuracy, %") == [line(one) for one in standings("demo.csv", "mixup")]
+
+
+def test_the_readme_s_long_tails_are_made_from_their_rows() -> None:
+    digits, cifar = (standings(f"{name}_lt.csv", "balanced-mixup") for name in ("digits", "cifar10"))
+    on_cifar = {one.method: rival(one) for one in cifar}
+    assert told("digits, 0.01") == [[one.method, rival(one), on_cifar.get(one.method, "")] for one in digits]
+    head = next(row for row in rows(section(README, "What we know")) if row[1].startswith("digits, 0.01"))
+    for cell, found in zip(head[1:], (digits, cifar), strict=True):
+        assert f" {len(found[0].accuracies)} seeds " in cell
+
+
+def rival(one: Standing) -> str:
+    return f"{one.mean:.1f} %" if one.difference is None else str(one.difference)
+
+
+def test_the_readme_s_few_digits_are_made_from_their_rows() -> None:
+    against_mixup = {one.method: one.difference for one in standings("digits_10.csv", "mixup")}
+    assert f"`ic-mixup` has {against_mixup['ic-mixup']}" in " ".join(section(README, "What we know").split())
 
 
 def commands() -> list[str]:

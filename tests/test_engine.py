@@ -197,6 +197,17 @@ def test_workers_are_no_more_than_runs_cores_and_memory_allow(monkeypatch: pytes
     assert workers.count_workers(10_000, "cpu") == 1
 
 
+def test_how_many_run_at_once_hangs_on_all_runs_not_on_those_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_recipes(SWEEP[:1], tmp_path, data_dir=tmp_path, workers=1)
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(engine, "count_workers", lambda runs, _: runs)
+    monkeypatch.setattr(engine, "run_here", lambda todo, _, number, *rest: asked.append((len(todo), number)))
+    run_recipes(SWEEP, tmp_path, data_dir=tmp_path)
+    assert asked == [(2, 3)]
+
+
 def test_workers_share_torch_s_threads() -> None:
     torch.set_num_threads(8)
     site = workers.Site(Path(), Path(), "cpu")
