@@ -11,13 +11,15 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
 
+from icmixup.lab import runs
 from icmixup.lab.recipe import Recipe
-from icmixup.lab.runs import Run, open_run, provenance, read_checkpoint, write_whole
+from icmixup.lab.runs import Run, open_run, provenance, read_checkpoint, read_commit, write_whole
 
 RECIPE = Recipe(dataset="digits", model="small-cnn", epochs=4)
 CPU = torch.device("cpu")
@@ -262,3 +264,31 @@ def test_a_row_says_where_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
     row = provenance(CPU)
     assert (row["commit"], row["torch"]) == ("abc1234", torch.__version__)
     assert row["device"]
+
+
+def test_a_commit_has_a_plus_once_anything_but_results_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ICMIXUP_COMMIT", raising=False)
+
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        done = subprocess.run(
+            ["git", "-C", str(tmp_path), *who, *words], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    code, rows = tmp_path / "lab" / "runs.py", tmp_path / "results" / "runs.csv"
+    for file in (code, rows):
+        file.parent.mkdir()
+        file.write_text("one")
+    monkeypatch.setattr(runs, "__file__", str(code))
+    git("init")
+    assert read_commit() == f"version {version('icmixup')}"  # a repository, but not ours
+    git("add", ".")
+    git("commit", "-m", "all")
+    head = git("rev-parse", "--short", "HEAD")
+    rows.write_text("one and two")
+    assert read_commit() == head
+    code.write_text("two")
+    assert read_commit() == f"{head}+"

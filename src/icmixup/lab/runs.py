@@ -6,6 +6,7 @@ killed.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -16,6 +17,7 @@ import subprocess
 import warnings
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +154,7 @@ def provenance(device: torch.device) -> State:
     """Where and with what a number was made: part of every row."""
     cuda = device.type == "cuda"
     return {
-        "device": torch.cuda.get_device_name(device) if cuda else platform.processor() or platform.machine(),
+        "device": torch.cuda.get_device_name(device) if cuda else processor_name(),
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "commit": read_commit(),
@@ -160,13 +162,29 @@ def provenance(device: torch.device) -> State:
     }
 
 
+def processor_name() -> str:
+    """The CPU by its maker's name where Linux knows it, else by its architecture."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return platform.processor() or platform.machine()
+
+
 def read_commit() -> str:
-    """The commit we run from, with a + if files have changed since; ICMIXUP_COMMIT where git is not there."""
+    """The commit we run from, with a + if files other than results have changed since.
+
+    ICMIXUP_COMMIT says it where git does not; an installed package has its version.
+    """
     if "ICMIXUP_COMMIT" in os.environ:
         return os.environ["ICMIXUP_COMMIT"]
-    here = Path(__file__).parent
-    git = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
-        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+        ask_git("ls-files", "--error-unmatch", Path(__file__).name)  # else it is somebody else's repository
+        changed = ask_git("status", "--porcelain", "--untracked-files=no", ":/", ":(top,exclude)results")
+        return ask_git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return f"version {version('icmixup')}"
+
+
+def ask_git(*words: str) -> str:
+    git = ["git", "-C", str(Path(__file__).parent), *words]
+    return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
