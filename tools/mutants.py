@@ -166,6 +166,11 @@ CONTRAST = [
     ("the own one ignored too", "same.scatter(1, own[:, None], False)", "same"),
     ("positives are the others", "masked_fill(~same, -torch.inf)", "masked_fill(same, -torch.inf)"),
     ("positives over the other axis", "mixed.log_softmax(dim=1)", "mixed.log_softmax(dim=0)"),
+    (
+        "mean of the plain product is a sum",
+        "F.cross_entropy(mixed, own, reduction=reduction)",
+        'F.cross_entropy(mixed, own, reduction="sum" if reduction == "mean" else reduction)',
+    ),
     ("keys of all shares alike", "* 43758.5453123) + 2.0", "* 0.0) + 2.0"),
     ("keys hang on memory layout", ".contiguous().sum(dim=1)", ".sum(dim=1)"),
 ]
@@ -179,7 +184,10 @@ LOSS = [
         "losses.mean() / 2 if share == 1",
     ),
     ("mean is a sum", "losses.mean() if share == 1", "losses.sum() if share == 1"),
-    ("sum is a mean", 'losses.sum() if reduction == "sum"', 'losses.mean() if reduction == "sum"'),
+    ("sum is a mean", "return losses.sum()", "return losses.mean()"),
+    ("axes averaged, as CLIP's", "else parts[0] + parts[1]", "else (parts[0] + parts[1]) / 2"),
+    ("sums and single losses are means", 'at_once = reduction == "mean" and', "at_once ="),
+    ("weights after the mean", "and class_weights is None and", "and"),
     ("temperature multiplies", "else scores / temperature", "else scores * temperature"),
     ("temperature dropped", "else scores / temperature", "else scores"),
     ("scores detached", "= scores.to(dtype), targets", "= scores.to(dtype).detach(), targets"),
