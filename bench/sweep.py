@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from step import write_row
+from step import COLUMNS, write_row
 
 from icmixup.lab.compare import compare
 from icmixup.lab.ranks import pick_device
@@ -42,11 +42,7 @@ def measure(recipe: Recipe, seeds: int, workers: int) -> dict[str, object]:
         "ms_per_step": "",
         "peak_mb": "",
         "epochs": recipe.epochs * len(found.rows),
-        **{
-            name: value
-            for name, value in provenance(pick_device()).items()
-            if name in ("device", "torch", "commit", "date")
-        },
+        **{name: value for name, value in provenance(pick_device()).items() if name in COLUMNS.split()},
     }
 
 
@@ -60,7 +56,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     recipe = dataclasses.replace(QUICK, dataset="digits", model=args.model, per_class=100, imbalance=0.01)
-    workers = args.workers or count_workers(len(METHODS) * args.seeds, None)
+    workers = count_workers(len(METHODS) * args.seeds, None, args.workers)
     rows = [measure(recipe, args.seeds, number) for number in (1, workers)]
     for row in rows:
         write_row(args.out, row)

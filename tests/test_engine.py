@@ -191,6 +191,7 @@ def test_an_error_that_cannot_be_pickled_crosses_the_pipe_in_words() -> None:
 
 def test_workers_are_no_more_than_runs_cores_and_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     assert workers.count_workers(1, "cpu") == 1
+    assert [workers.count_workers(3, "cpu", wanted) for wanted in (1, 2, 8)] == [1, 2, 3]
     assert 1 <= workers.count_workers(10_000, "cpu") <= workers.count_cores()
     monkeypatch.setattr(workers, "RUN_BYTES", 10**18)
     monkeypatch.setattr(workers, "count_cores", lambda: 8)
@@ -202,7 +203,7 @@ def test_how_many_run_at_once_hangs_on_all_runs_not_on_those_left(
 ) -> None:
     run_recipes(SWEEP[:1], tmp_path, data_dir=tmp_path, workers=1)
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(engine, "count_workers", lambda runs, _: runs)
+    monkeypatch.setattr(engine, "count_workers", lambda runs, *_: runs)
     monkeypatch.setattr(engine, "run_here", lambda todo, _, number, *rest: asked.append((len(todo), number)))
     run_recipes(SWEEP, tmp_path, data_dir=tmp_path)
     assert asked == [(2, 3)]

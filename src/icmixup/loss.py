@@ -107,13 +107,18 @@ def infinite_class_loss(
             pair_losses = pair_losses * pair_weights(targets, class_weights.to(targets), ranks)
         parts = [part for part in (class_losses, pair_losses) if part is not None]
         losses = parts[0] if len(parts) == 1 else parts[0] + parts[1]
-        if reduction == "sum":
-            return losses.sum()
-        if reduction == "none" or losses.dim() == 0:
-            return losses
-        # Ranks may hold unequal batches; DDP divides by their number, and N pairs share the mean.
-        share = len(ranks.sizes) * len(losses) / ranks.total
-        return losses.mean() if share == 1 else losses.mean() * share
+        return reduce(losses, reduction, ranks)
+
+
+def reduce(losses: Tensor, reduction: Reduction, ranks: Ranks) -> Tensor:
+    """(B,) losses as asked for; () ones are means already."""
+    if reduction == "sum":
+        return losses.sum()
+    if reduction == "none" or losses.dim() == 0:
+        return losses
+    # Ranks may hold unequal batches; DDP divides by their number, and N pairs share the mean.
+    share = len(ranks.sizes) * len(losses) / ranks.total
+    return losses.mean() if share == 1 else losses.mean() * share
 
 
 class InfiniteClassLoss(nn.Module):

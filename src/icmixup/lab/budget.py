@@ -21,14 +21,13 @@ from icmixup.lab.recipe import Recipe
 from icmixup.lab.runs import write_whole
 from icmixup.lab.sources import CLASSES, NO_TWINS
 from icmixup.lab.train import Beat, Diverged, train
+from icmixup.lab.workers import share_of_threads
 from icmixup.methods import find_method
 
 DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 MARGIN = 0.9  # of the budget is planned with: looks at the test set and checkpoints take the rest
 TRIAL_SHARE, TRIAL_SECONDS = 0.05, (1.0, 30.0)  # of the budget, within these bounds, measures an epoch
 TRIAL_EPOCHS = 50  # or as many as fit into that time
-
-
 TRAIN_IMAGES = 50_000  # of every CIFAR and ciFAIR
 # Work for one image, ResNet-18's being 1, and for one step however few its images: only the order of runs and
 # the guess of their time hang on these.
@@ -77,7 +76,7 @@ def plan_epochs(
     if again or key not in known:
         started = time.monotonic()
         slow = dataclasses.replace(recipe, method=slowest(methods))
-        with share_threads(at_once, device):
+        with beside_others(at_once, device):
             start_up, epoch = measure_epoch(slow, seconds, data_dir, dataset, device)
         left = seconds - (time.monotonic() - started)
         known[key] = fit_epochs(left, math.ceil(len(methods) * num_seeds / at_once), start_up, epoch)
@@ -87,10 +86,11 @@ def plan_epochs(
 
 
 @contextlib.contextmanager
-def share_threads(at_once: int, device: torch.device) -> Iterator[None]:
+def beside_others(at_once: int, device: torch.device) -> Iterator[None]:
     """On a CPU, only as many threads as a run has beside the others."""
     before = torch.get_num_threads()
-    torch.set_num_threads(max(1, before // at_once) if device.type == "cpu" else before)
+    if device.type == "cpu":
+        torch.set_num_threads(share_of_threads(at_once))
     try:
         yield
     finally:

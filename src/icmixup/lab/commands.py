@@ -47,18 +47,17 @@ def run_compare(flags: CompareFlags, start: str) -> int:
     methods = named or default_methods(data.class_counts)
     baseline = pick_baseline(methods, flags.baseline)
     number = len(methods) * len(seeds)
-    at_once = count_workers(number, common.device) if flags.workers is None else min(flags.workers, number)
+    at_once = count_workers(number, common.device, flags.workers)
     if flags.budget is not None:
         tell(console, f"measuring how long an epoch takes, for a budget of {flags.budget}")
         recipe = fit_budget(recipe, methods, flags, data, at_once)
     recipes = plan_runs(recipe, methods, seeds)
     if common.fresh:
         forget_runs(common.out, recipes)
-    what = f"{recipe.model}, {count(recipe.epochs, 'epoch')} of {count(len(data.train), 'image')}"
-    runs = f"{count(len(methods), 'method')} x {count(len(seeds), 'seed')}"
-    where = f"on {device.type}" if flags.engine == "local" else "on Ray"
+    where = device.type if flags.engine == "local" else "Ray"
     several = f", {at_once} at once" if at_once > 1 and flags.engine == "local" else ""
-    tell(console, f"recipe {start}: {what}, {where}; {runs}{several}, in {common.out}")
+    what = f"{count(len(methods), 'method')} x {count(len(seeds), 'seed')}{several}, in {common.out}"
+    tell(console, f"recipe {start}: {describe(recipe, data)}, on {where}; {what}")
     with Display(recipes, console, work=work, rests=find_finished(recipes, common.out)) as display:
         comparison = compare(
             recipe,
@@ -76,6 +75,10 @@ def run_compare(flags: CompareFlags, start: str) -> int:
             trackers=common.trackers,
         )
     return report(comparison, common, console) if rank() == 0 else 0
+
+
+def describe(recipe: Recipe, data: Dataset) -> str:
+    return f"{recipe.model}, {count(recipe.epochs, 'epoch')} of {count(len(data.train), 'image')}"
 
 
 def fit_budget(

@@ -75,7 +75,7 @@ def compare(
     dataset: Dataset | None = None,
     display: Display | None = None,
     workers: int | None = 1,
-    **engine: Any,
+    **where: Any,
 ) -> Comparison:
     """Train every method with every seed, and compare their accuracies seed by seed.
 
@@ -89,7 +89,7 @@ def compare(
         dataset: the recipe's own, if it is loaded already.
         display: told of every run.
         workers: how many runs at once; in turn in this process if not given, found out if None.
-        engine: where to train, device and trackers; see run_recipes.
+        where: engine, address, device and trackers; see run_recipes.
     """
     methods = check_methods(methods)
     baseline = pick_baseline(methods, baseline)
@@ -109,7 +109,7 @@ def compare(
         on_row=None if display is None else display.finish,
         on_beat=None if display is None else display.beat,
         on_failure=fail,
-        **engine,
+        **where,
     )
     return summarise(recipe, methods, seeds, baseline, rows, failures)
 

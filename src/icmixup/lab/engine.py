@@ -91,8 +91,7 @@ def run_recipes(
         run_on_ray(todo, site, address, workers, report)
     elif todo:
         # Of all runs, not of those left: resumed or not, a run has the same share of threads.
-        number = count_workers(len(recipes), device) if workers is None else workers
-        run_here(todo, site, number, report, dataset)
+        run_here(todo, site, count_workers(len(recipes), device, workers), report, dataset)
     return [report.rows[recipe] for recipe in recipes if recipe in report.rows]
 
 

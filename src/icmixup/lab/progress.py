@@ -95,8 +95,8 @@ class Display:
         if recipe.key in self.bars:
             self.progress.remove_task(self.bars.pop(recipe.key))
         count = f"[{len(self.ended):>{len(str(len(self.recipes)))}}/{len(self.recipes)}]"
-        left = self.left()
-        self.say(f"{count} {self.title(recipe)}: {text}" + (f"; {left}" if left.startswith("about") else ""))
+        left = f"; {self.left()}" if self.seconds_left() else ""
+        self.say(f"{count} {self.title(recipe)}: {text}{left}")
         self.show()
 
     def show(self) -> None:
@@ -112,13 +112,19 @@ class Display:
         return sum(self.work[key] * share for key, share in self.done.items())
 
     def left(self) -> str:
-        """An estimate of the time left: from this sitting, else from earlier results."""
+        seconds = self.seconds_left()
+        if seconds is None:
+            return "time left not known yet"
+        return f"about {duration(seconds)} left" if seconds else "nothing left"
+
+    def seconds_left(self) -> float | None:
+        """An estimate from this sitting, else from earlier results; None where there is neither."""
         rest = sum(self.work.values()) - self.worked()
         if rest <= 0:
-            return "nothing left"
+            return 0.0
         here = self.worked() - sum(self.work[key] * share for key, share in self.before.items())
         each = (time.monotonic() - self.began) / here if here > 0 else self.guess
-        return "time left not known yet" if each is None else f"about {duration(each * rest)} left"
+        return None if each is None else each * rest
 
 
 def describe(beat: Beat) -> str:

@@ -118,12 +118,14 @@ def run_in_turn(
             report.settle(recipe, carry_out(recipe, site, beat, read(recipe)))
 
 
-def count_workers(runs: int, device: str | None) -> int:
-    """How many of so many runs at once: one a GPU, or on CPUs as many as cores and memory allow.
+def count_workers(runs: int, device: str | None, wanted: int | None = None) -> int:
+    """How many of so many runs at once: as wanted, or one a GPU, or on CPUs what cores and memory allow.
 
     The answer is the same each time on one machine, since the last bits of a run hang on its threads. Under
     torchrun it is one: there all processes together are one run.
     """
+    if wanted is not None:
+        return min(runs, wanted)
     kind = pick_device(device).type
     if world_size() > 1 or kind == "mps":
         return 1
@@ -149,10 +151,15 @@ def memory_bytes() -> int:
     return min(found)
 
 
+def share_of_threads(number: int) -> int:
+    """Threads of one of so many runs at once on a CPU."""
+    return max(1, torch.get_num_threads() // number)
+
+
 def split_site(site: Site, number: int) -> list[Site]:
     """A place for each of so many workers: the GPUs by turns, or an equal share of torch's threads."""
     if pick_device(site.device).type == "cpu":
-        return [replace(site, threads=max(1, torch.get_num_threads() // number))] * number
+        return [replace(site, threads=share_of_threads(number))] * number
     if site.device not in (None, "cuda"):
         return [site] * number
     return [replace(site, device=f"cuda:{k % torch.cuda.device_count()}") for k in range(number)]
