@@ -28,7 +28,7 @@ def write_row(row: dict[str, object], path: Path | None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     new = not path.exists()
     with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if new:
             writer.writeheader()
         writer.writerow(

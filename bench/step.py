@@ -150,7 +150,7 @@ def write_row(path: Path | None, row: dict[str, object]) -> None:
         return
     fresh = not path.exists()
     with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS.split())
+        writer = csv.DictWriter(file, COLUMNS.split(), lineterminator="\n")
         if fresh:
             writer.writeheader()
         writer.writerow(row)
