@@ -48,6 +48,7 @@ BATCHES = (128, 512, 2048, 8192, 16384, 32768, 65536, 131072)
 CLASSES = (10, 100, 1000, 21843)
 LINEAR = ("fused", "chunked")  # forms that never store S~
 LARGEST_STORED = 65536  # for the forms that do
+SLOW_MS = 2000  # a run that takes longer is timed once
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -124,7 +125,8 @@ class Case(NamedTuple):
     def seconds(self) -> float:
         """About how long a measurement takes on an H200, to know beforehand what does not fit."""
         product = 0 if self.form in ("fused", "compiled") else 6 * self.batch**2 * self.classes / 4e13
-        return 10 * (product + 2e-11 * self.batch**2) + (20 if self.form == "compiled" else 1)
+        run = product + 2e-11 * self.batch**2
+        return (run if 1e3 * run > SLOW_MS else 10 * run) + (6 if self.form == "compiled" else 1)
 
 
 def draw(case: Case, args: argparse.Namespace) -> tuple[Tensor, Tensor]:
@@ -145,9 +147,11 @@ def once(loss: Loss, scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return value.detach(), torch.autograd.grad(value, scores)[0]
 
 
-def median_ms(run: Callable[[], object], device: str, seconds: float = 0.5, groups: int = 5) -> float:
+def median_ms(run: Callable[[], object], device: str, seconds: float = 0.3, groups: int = 5) -> float:
     """Time of one run: the median over groups of runs back to back, after warming up."""
-    for _ in range(3):
+    if (first := group_ms(run, 1, device)) > SLOW_MS:  # warming up is nothing beside it
+        return first
+    for _ in range(2):
         run()
     times = int(1e3 * seconds / groups / max(group_ms(run, 2, device), 1e-2))
     return statistics.median(group_ms(run, max(1, times), device) for _ in range(groups))
@@ -194,15 +198,18 @@ def exponentials_per_second(device: str) -> float | None:
     return 1e3 * programs * 1024 * rounds / ms
 
 
-def peak_mb(run: Callable[[], object], device: str) -> float | None:
-    """Most memory held at once beyond the inputs, in 10^6 bytes."""
+def time_and_peak(run: Callable[[], object], device: str) -> tuple[float, float | None]:
+    """Milliseconds of one run, and most memory held at once beyond the inputs, in 10^6 bytes."""
     if device != "cuda":
-        return None
+        return median_ms(run, device), None
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    run()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 1e6
+    ms = median_ms(run, device)
+    if ms < SLOW_MS:  # one run alone: the first of those that were timed may have compiled
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        torch.cuda.synchronize()
+    return ms, (torch.cuda.max_memory_allocated() - before) / 1e6
 
 
 def errors(loss: Loss, scores: Tensor, targets: Tensor) -> tuple[float | None, float | None]:
@@ -228,9 +235,11 @@ def measure(case: Case, args: argparse.Namespace) -> dict[str, object]:
     def run() -> object:
         return once(loss, scores, targets)
 
-    ms = median_ms(replayed(loss, scores, targets) if case.is_graph else run, args.device)
+    if case.is_graph:
+        ms, memory = median_ms(replayed(loss, scores, targets), args.device), None
+    else:
+        ms, memory = time_and_peak(run, args.device)
     loss_error, grad_error = errors(loss, scores, targets)
-    memory = None if case.is_graph else peak_mb(run, args.device)
     row = {"ms": ms, "peak_mb": memory, "loss_error": loss_error, "grad_error": grad_error}
     return {**case._asdict(), "dtype": args.dtype, **row, **surroundings(args.device)}
 
