@@ -48,7 +48,8 @@ BATCHES = (128, 512, 2048, 8192, 16384, 32768, 65536, 131072)
 CLASSES = (10, 100, 1000, 21843)
 LINEAR = ("fused", "chunked")  # forms that never store S~
 LARGEST_STORED = 65536  # for the forms that do
-SLOW_MS = 2000  # a run that takes longer is timed once
+LARGEST_GRAPH = 8192  # beyond it the host has no part in any form
+SLOW_SECONDS = 2.0  # a run that takes longer, warming up is nothing beside it: it is timed once
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -122,11 +123,18 @@ class Case(NamedTuple):
     def bytes(self) -> float:
         return 4 * (self.matrices() * self.batch**2 + 6 * self.batch * self.classes)
 
+    def run_seconds(self) -> float:
+        """About how long one run takes on an H200."""
+        product = 0 if self.form in ("fused", "compiled") else 6 * self.batch**2 * self.classes / 4e13
+        return product + 2e-11 * self.batch**2
+
+    @property
+    def is_slow(self) -> bool:
+        return self.run_seconds() > SLOW_SECONDS
+
     def seconds(self) -> float:
         """About how long a measurement takes on an H200, to know beforehand what does not fit."""
-        product = 0 if self.form in ("fused", "compiled") else 6 * self.batch**2 * self.classes / 4e13
-        run = product + 2e-11 * self.batch**2
-        return (run if 1e3 * run > SLOW_MS else 10 * run) + (6 if self.form == "compiled" else 1)
+        return (1 if self.is_slow else 10) * self.run_seconds() + (6 if self.form == "compiled" else 0.7)
 
 
 def draw(case: Case, args: argparse.Namespace) -> tuple[Tensor, Tensor]:
@@ -149,9 +157,7 @@ def once(loss: Loss, scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 def median_ms(run: Callable[[], object], device: str, seconds: float = 0.3, groups: int = 5) -> float:
     """Time of one run: the median over groups of runs back to back, after warming up."""
-    if (first := group_ms(run, 1, device)) > SLOW_MS:  # warming up is nothing beside it
-        return first
-    for _ in range(2):
+    for _ in range(3):
         run()
     times = int(1e3 * seconds / groups / max(group_ms(run, 2, device), 1e-2))
     return statistics.median(group_ms(run, max(1, times), device) for _ in range(groups))
@@ -198,18 +204,15 @@ def exponentials_per_second(device: str) -> float | None:
     return 1e3 * programs * 1024 * rounds / ms
 
 
-def time_and_peak(run: Callable[[], object], device: str) -> tuple[float, float | None]:
+def time_and_peak(run: Callable[[], object], device: str, slow: bool) -> tuple[float, float | None]:
     """Milliseconds of one run, and most memory held at once beyond the inputs, in 10^6 bytes."""
-    if device != "cuda":
-        return median_ms(run, device), None
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    ms = median_ms(run, device)
-    if ms < SLOW_MS:  # one run alone: the first of those that were timed may have compiled
+    ms = None if slow else median_ms(run, device)
+    if device == "cuda":
+        before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        run()
-        torch.cuda.synchronize()
-    return ms, (torch.cuda.max_memory_allocated() - before) / 1e6
+    last = group_ms(run, 1, device)
+    peak = (torch.cuda.max_memory_allocated() - before) / 1e6 if device == "cuda" else None
+    return last if ms is None else ms, peak
 
 
 def errors(loss: Loss, scores: Tensor, targets: Tensor) -> tuple[float | None, float | None]:
@@ -238,7 +241,7 @@ def measure(case: Case, args: argparse.Namespace) -> dict[str, object]:
     if case.is_graph:
         ms, memory = median_ms(replayed(loss, scores, targets), args.device), None
     else:
-        ms, memory = time_and_peak(run, args.device)
+        ms, memory = time_and_peak(run, args.device, case.is_slow)
     loss_error, grad_error = errors(loss, scores, targets)
     row = {"ms": ms, "peak_mb": memory, "loss_error": loss_error, "grad_error": grad_error}
     return {**case._asdict(), "dtype": args.dtype, **row, **surroundings(args.device)}
@@ -262,7 +265,9 @@ def cases(args: argparse.Namespace) -> list[Case]:
     named += [Case(form, 128, 100) for form in ("plain", "fused")]
     first = [case for case in named if case in every]
     graphs = [
-        Case(form, 128, 100) for form in GRAPHS if args.device == "cuda" and Case("plain", 128, 100) in every
+        Case(form, batch, 100)
+        for batch, form in itertools.product(args.batches, GRAPHS)
+        if args.device == "cuda" and batch <= LARGEST_GRAPH and Case("plain", batch, 100) in every
     ]
     return first + graphs + sorted((case for case in every if case not in first), key=Case.seconds)
 

@@ -1,8 +1,7 @@
-"""The kernels of the loss alone: which tiles are fastest, where the time goes, what a CUDA graph gains.
+"""The kernels of the loss alone: which tiles are fastest, and where the time goes.
 
 python bench/tune.py tiles --seconds 200        forward and backward apart, checked against the chunked form
 python bench/tune.py profile                    time by kernel
-python bench/tune.py graph                      B = 128 ... 8,192, C = 100 as replayed graphs
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import torch
-from loss import GRAPHS, Case, chunked_loss, draw, fused_loss, median_ms, once, replayed
+from loss import Case, chunked_loss, draw, fused_loss, median_ms, once
 from torch import Tensor
 
 from icmixup.fused import contrast_fused
@@ -104,26 +103,18 @@ def profile(args: argparse.Namespace) -> None:
     print(found.key_averages().table(sort_by=order, row_limit=25, max_name_column_width=50))
 
 
-def graph(args: argparse.Namespace) -> None:
-    """Small batches in CUDA graphs: from which size on the kernels are not slower."""
-    for batch, (name, loss) in itertools.product((128, 512, 1024, 2048, 4096, 8192), GRAPHS.items()):
-        scores, targets = draw(Case("fused", batch, 100), args)
-        ms = median_ms(replayed(loss, scores, targets), "cuda")
-        print(f"graph  B {batch:5} C 100  {name:11} {1e3 * ms:9.1f} us", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("tiles", "profile", "graph"))
+    parser.add_argument("what", choices=("tiles", "profile"))
     parser.add_argument("--batch", type=int, default=32768)
     parser.add_argument("--classes", type=int, default=1000)
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=300)
     args = parser.parse_args()
-    {"tiles": tune, "profile": profile, "graph": graph}[args.what](args)
+    {"tiles": tune, "profile": profile}[args.what](args)
 
 
 if __name__ == "__main__":

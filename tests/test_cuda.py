@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from icmixup import METHODS
 from icmixup.lab.data import Dataset, Split
+from icmixup.lab.engine import run_recipes
 from icmixup.lab.ranks import wrap_for_ranks
 from icmixup.lab.recipe import Recipe
 from icmixup.lab.runs import Run
@@ -60,6 +63,22 @@ def test_options_are_captured_too(choice, data, tmp_path):
     captured = epoch_losses(data, tmp_path, method="ic-mixup", lr=0.01, **choice)
     eager = epoch_losses(data, tmp_path, method="ic-mixup", lr=0.01, graph=False, **choice)
     torch.testing.assert_close(captured, eager, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_three_runs_at_once_on_one_gpu_come_to_what_each_comes_to_alone(compiled, tmp_path):
+    common = Recipe(
+        dataset="digits", model="small-cnn", lr=0.01, epochs=3, compile=compiled, precision="float32"
+    )
+    recipes = [replace(common, method=name, seed=k) for k in (0, 1) for name in ("erm", "ic-mixup")]
+    alone, beside = (
+        run_recipes(recipes, tmp_path / str(number), data_dir=tmp_path, workers=number, device="cuda")
+        for number in (1, 3)
+    )
+    for one, other in zip(alone, beside, strict=True):
+        assert (one["at_once"], other["at_once"]) == (1, 3)
+        assert other["loss"] == pytest.approx(one["loss"], rel=2e-3)
+    assert len({row["loss"] for row in beside}) == 4
 
 
 def test_steps_of_two_epochs_draw_differently(data, tmp_path):

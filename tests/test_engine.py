@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ import torch
 from icmixup.lab import engine, workers
 from icmixup.lab.engine import run_recipes
 from icmixup.lab.recipe import QUICK, Recipe
+from icmixup.lab.threads import run_in_threads
 from icmixup.lab.train import Beat, train
 
 TINY = dataclasses.replace(QUICK, dataset="digits", per_class=12, epochs=3, batch_size=40, eval_every=2)
@@ -29,8 +31,8 @@ SWEEP = [
     dataclasses.replace(TINY, method="ic-mixup", seed=1, per_class=10),
 ]
 DIVERGES = dataclasses.replace(TINY, method="mixup", lr=1e30)
-# What differs between two runs of one recipe: clocks.
-CLOCKS = ("minutes", "images_per_second")
+# What differs between two runs of one recipe: clocks, and who was beside it.
+CLOCKS = ("minutes", "images_per_second", "at_once")
 Row = dict[str, Any]
 RAY_SECONDS = 240  # about 30 on two idle cores
 
@@ -101,6 +103,32 @@ def test_rows_are_those_of_train_and_a_run_that_diverges_is_reported(
     assert [beats[recipe][-1] for recipe in SWEEP] == [3, 3, 3]
     assert list(failures) == [DIVERGES]
     assert "of epoch 1 of" in failures[DIVERGES]
+
+
+def test_threads_of_one_process_come_to_the_same_rows(alone: list[Row], tmp_path: Path) -> None:
+    """As runs do that share a GPU."""
+    failures: dict[Recipe, str] = {}
+    beats: dict[Recipe, list[float]] = defaultdict(list)
+    report = workers.Report(
+        {}, None, lambda recipe, beat: beats[recipe].append(beat.epoch), failures.__setitem__
+    )
+    run_in_threads([DIVERGES, *SWEEP], workers.Site(tmp_path, tmp_path, "cpu"), 2, report)
+    assert numbers([report.rows[recipe] for recipe in SWEEP]) == alone
+    assert [beats[recipe] for recipe in SWEEP] == [[1, 2, 3]] * 3
+    assert {row["at_once"] for row in report.rows.values()} == {2}
+    assert list(failures) == [DIVERGES]
+
+
+def test_an_error_in_a_thread_is_raised_here_and_ends_the_others_at_their_next_beat(tmp_path: Path) -> None:
+    missing = dataclasses.replace(SWEEP[0], dataset="no/such/folder")
+    endless = longer(SWEEP, 10_000)
+    report = workers.Report({}, None, None, lambda *_: None)
+    with time_limit(60), pytest.raises(ValueError, match="no dataset or folder 'no/such/folder'"):
+        run_in_threads(
+            [endless[0], missing, *endless[1:]], workers.Site(tmp_path, tmp_path, "cpu"), 2, report
+        )
+    assert threading.active_count() == 1
+    assert report.rows == {}
 
 
 def kill_workers(most: int | None = None) -> int:

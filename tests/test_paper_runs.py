@@ -31,7 +31,8 @@ from icmixup.lab.train import Beat, train
 
 def made_result(recipe: Recipe, accuracy: float, **numbers: object) -> Result:
     empty: dict[str, Any] = dict.fromkeys((*METRICS, "minutes", "commit", "date"))
-    return Result(recipe, {**empty, "accuracy": accuracy, "device": "H200", **numbers}, 2)
+    made = {"accuracy": accuracy, "device": "H200", "at_once": 1}
+    return Result(recipe, {**empty, **made, **numbers}, 2)
 
 
 CELLS = [(table, cell) for table in TABLES.values() for cell in table.cells()]
@@ -191,6 +192,8 @@ def test_before_the_first_epoch_the_time_left_comes_from_earlier_results_on_this
     display = Display(twice, Console(file=io.StringIO()), work=work, seconds_each=speed)
     assert display.left() == "about 20:00 left"
     assert past_speed(index_results(rows), "a third") is None
+    shared = [made_result(done, 50.0, minutes=20.0, at_once=2)]
+    assert past_speed(index_results(shared), "H200") == speed
 
 
 @pytest.mark.parametrize("pattern", ["ic-mixup", "IC-Mixup", "ic-mix*p/10 %/resnet34", "*/10 %/*"])

@@ -162,7 +162,7 @@ def _prepare(scores: Tensor, targets: Tensor, bias: Tensor | None, problem: Prob
     kernels.transpose_scores[(Rp // 32, cdiv(C, 64))](scores, peaks, slab, state.plan, R, C, Rp, BR=32, BC=64)
     kernels.find_own[(Rp // 128,)](
         scores, peaks, slab, targets, state.pairs, state.plan, state.rows, state.columns, R, problem.K, C, Rp,
-        Kp, problem.number, problem.offset, B=128, BC=16,
+        Kp, problem.number, problem.offset, B=128, BC=16, enable_fp_fusion=False,
     )  # fmt: skip
     return state
 
@@ -218,6 +218,15 @@ def fast_sums(
     )  # fmt: skip
 
 
+def fuses(mode: int) -> bool:
+    """Whether a product and the sum after it may round once.
+
+    Not in SAFE mode: u x + v y then is the same to the last bit in whatever order, so an entry that is the
+    largest is e^0 = 1 of it on the way back too, however large the scores are.
+    """
+    return bool(mode != kernels.SAFE.value)
+
+
 def _safe_sums(
     targets: Tensor,
     keys: tuple[Tensor, Tensor],
@@ -235,5 +244,5 @@ def _safe_sums(
             state.slab, targets, state.pairs, state.columns, state.rows, *keys, state.plan, *tables,
             problem.R, problem.K, problem.C, problem.Rp, problem.Kp, problem.number, problem.offset,
             problem.span, MODE=mode, LARGEST=largest, DUPLICATES=problem.duplicates, WIDE=problem.wide,
-            BN=classifiers, BM=images, BC=tiles.dense_classes, num_warps=warps,
+            BN=classifiers, BM=images, BC=tiles.dense_classes, num_warps=warps, enable_fp_fusion=fuses(mode),
         )  # fmt: skip

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from icmixup import kernels, kernels_backward
-from icmixup.launch import Problem, State, cdiv, fast_sums, sum_tables
+from icmixup.launch import Problem, State, cdiv, fast_sums, fuses, sum_tables
 
 
 class Entries(NamedTuple):
@@ -112,7 +112,7 @@ def _sparse_gradient(
             entries.order, state.plan, sums, problem.R, problem.Rp, problem.Kp, 2 * problem.K, number,
             MODE=mode, BETAS=problem.has_bias, ROWS=problem.rows, COLUMNS=problem.columns,
             DUPLICATES=problem.duplicates, WIDE=problem.wide, NC=tiles.grad_chunks, BN=tiles.grad_entries,
-            BM=tiles.grad_images, num_warps=tiles.grad_warps,
+            BM=tiles.grad_images, num_warps=tiles.grad_warps, enable_fp_fusion=fuses(mode),
         )  # fmt: skip
 
 

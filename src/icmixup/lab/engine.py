@@ -1,7 +1,7 @@
 """Where runs happen: on this machine, or on a Ray cluster.
 
-local    one run a GPU, in turn in this process where there is one GPU; on CPUs as many at once as memory
-         and cores allow
+local    one run a GPU, in turn in this process where there is one GPU, or as many at once on it as wanted;
+         on CPUs as many at once as memory and cores allow
 ray      every run is a task that asks for its share of a GPU or of a node's cores. A run lost with its node
          is started again elsewhere and goes on from its last checkpoint: so `root` and the data must lie at
          the same path in a file system that all nodes share, and icmixup must be installed on each
@@ -31,6 +31,7 @@ from icmixup.lab.data import Dataset
 from icmixup.lab.ranks import world_size
 from icmixup.lab.recipe import Recipe
 from icmixup.lab.runs import Run
+from icmixup.lab.threads import run_in_threads
 from icmixup.lab.train import Beat
 from icmixup.lab.workers import (
     Outcome,
@@ -39,6 +40,7 @@ from icmixup.lab.workers import (
     Site,
     carry_out,
     count_workers,
+    one_gpu,
     run_in_processes,
     run_in_turn,
 )
@@ -129,6 +131,8 @@ def run_here(
 ) -> None:
     if number == 1:
         run_in_turn(recipes, site, report, dataset)
+    elif one_gpu(site.device):
+        run_in_threads(recipes, site, number, report)
     else:
         run_in_processes(recipes, site, number, report)
 

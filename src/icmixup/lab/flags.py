@@ -90,7 +90,7 @@ class CompareFlags:
     budget: str | None = None
     """Time for all runs together, 90s, 5m or 1h30m: as many epochs as fit, in place of --epochs."""
     workers: int | None = None
-    """How many runs at once; if not given, one a GPU, or as many as cores and memory allow."""
+    """How many runs at once, 3 on a large GPU, say; if not given, one a GPU, or what the cores allow."""
     engine: Literal["local", "ray"] = "local"
     """Where to train: on this machine, or on a Ray cluster."""
     address: str | None = None

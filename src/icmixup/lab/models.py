@@ -7,6 +7,7 @@ classifier with bias, for images of any size.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 TENSOR_CORE_CHANNELS = 8
+DRAWING = threading.Lock()  # all threads have one global generator
 
 # Makes one block from its channels in, channels out, and stride.
 MakeBlock = Callable[[int, int, int], nn.Module]
@@ -42,7 +44,7 @@ def build_model(name: str, num_classes: int, *, channels: int = 3, seed: int) ->
         )
     build = MODELS[name] if name in MODELS else partial(build_timm, name)
     # The CPU's generator alone: torch.manual_seed would seed the GPUs' too, and they are not forked here.
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    with DRAWING, torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
         return build(num_classes, channels)
 

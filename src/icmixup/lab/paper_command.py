@@ -49,7 +49,7 @@ class PaperFlags:
     address: str | None = None
     """Of the Ray cluster; auto for the one this machine is part of."""
     workers: int | None = None
-    """How many runs at once; found out if not given."""
+    """How many runs at once, 3 on a large GPU, say; if not given, one a GPU, or what the cores allow."""
     device: str | None = None
     """cpu, cuda or cuda:1; if not given, a GPU if there is one."""
     json: Flag = False
@@ -121,6 +121,7 @@ def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Result
     from icmixup.lab.progress import Display
     from icmixup.lab.ranks import pick_device
     from icmixup.lab.runs import provenance
+    from icmixup.lab.workers import count_workers
 
     index = index_results(results.rows)
     plan = plan_runs(choose_cells(tables, flags.only), index, flags.data_dir, flags.seeds, flags.compile)
@@ -129,7 +130,7 @@ def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Result
         raise ValueError("; ".join(absent))
     for sentence in (*absent, *say_stand_ins(plan)):
         tell(sentence)
-    check_file(flags.results, plan.recipes)
+    check_file(flags.results, plan.recipes, count_workers(len(plan.recipes), flags.device, flags.workers))
     display = Display(
         plan.recipes,
         stderr_console(),

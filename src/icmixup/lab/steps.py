@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,6 +25,10 @@ from icmixup.lab.recipe import Recipe
 from icmixup.methods import Method, training_loss
 
 WARM_UP_STEPS = 3  # before a capture: cuDNN picks its algorithms, autograd and the optimizer allocate
+# At a batch of 128 many kernels are small: side by side in one launch, begun before the one before has ended,
+# and with tiles that were tried out, they cost less (docs/log.md). What a torch does not know is left out.
+COMPILE_OPTIONS = {"combo_kernels": True, "max_autotune_pointwise": True, "triton.enable_pdl": True}
+PREPARING = threading.Lock()  # one thread compiles and captures at a time
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,8 @@ def make_learner(recipe: Recipe, dataset: Dataset, wrap: Callable[[nn.Module], n
     forward = model
     # Hooks come and go in Manifold Mixup; a compiled model would be compiled again at each.
     if recipe.compile and recipe.method_at(0).draw != "manifold":
-        shared, forward = compiled_model(recipe.model, dataset.num_classes, images.shape[1], device)
+        kind = (recipe.model, dataset.num_classes, images.shape[1], device)
+        shared, forward = compiled_model(*kind, threading.get_ident())
         shared.load_state_dict(model.state_dict())
         model = shared
     lr = torch.zeros((), device=device)
@@ -113,13 +121,17 @@ def make_optimizer(model: nn.Module, recipe: Recipe, lr: Tensor) -> torch.optim.
 
 @functools.cache
 def compiled_model(
-    name: str, num_classes: int, channels: int, device: torch.device
+    name: str, num_classes: int, channels: int, device: torch.device, thread: int
 ) -> tuple[nn.Module, nn.Module]:
-    """A module and its compiled form, made once a process: later runs put their weights into it."""
+    """A module and its compiled form, made once a thread: later runs put their weights into it.
+
+    Threads have weights of their own; what was compiled for one serves the others too.
+    """
     model = build_model(name, num_classes, channels=channels, seed=0)
     model = place(model, device)
-    # At a batch of 128 many kernels are small: side by side in one launch they cost less.
-    return model, torch.compile(model, dynamic=False, options={"combo_kernels": True})  # type: ignore[return-value]
+    known = torch._inductor.list_options()
+    options = {name: value for name, value in COMPILE_OPTIONS.items() if name in known}
+    return model, torch.compile(model, dynamic=False, options=options)  # type: ignore[arg-type, return-value]
 
 
 def place(model: nn.Module, device: torch.device) -> nn.Module:
@@ -207,7 +219,8 @@ class GraphedEpoch:
         self.losses = torch.zeros_like(epoch.lrs)
         whole, rest = divmod(len(epoch.labels), epoch.batch_size)
         sizes = [epoch.batch_size] * (whole > 0) + [rest] * (rest > 0)
-        graphs = [self.capture(learner, step, size) for size in sizes]
+        with PREPARING:
+            graphs = [self.capture(learner, step, size) for size in sizes]
         self.graphs = graphs[:1] * whole + graphs[-1:] * (rest > 0)
 
     def capture(self, learner: Learner, step: Step, size: int) -> torch.cuda.CUDAGraph:
@@ -248,6 +261,18 @@ def capture(run: Callable[[], None], changed: list[Tensor], learner: Learner) ->
     graph = torch.cuda.CUDAGraph()
     graph.register_generator_state(learner.generator)
     learner.optimizer.zero_grad()
-    with torch.cuda.graph(graph):
+    # Other threads may allocate and wait meanwhile: that is no part of this capture.
+    with without_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
         run()
     return graph
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """No garbage is collected within: an old graph that is freed would spoil a capture."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

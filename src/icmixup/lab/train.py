@@ -62,6 +62,7 @@ def train(
     on_beat: Callable[[Beat], None] | None = None,
     checkpoint_seconds: float = 60.0,
     trackers: tuple[str, ...] = (),
+    at_once: int = 1,
 ) -> dict[str, Any]:
     """Carry a recipe out in root / recipe.name, from where it stands, and return its row.
 
@@ -72,6 +73,7 @@ def train(
         on_beat: called a few times a second, at least once an epoch.
         checkpoint_seconds: least time between checkpoints.
         trackers: "tensorboard", "wandb".
+        at_once: how many runs share the GPU or the cores, for the row: its minutes hang on it.
     """
     device = pick_device() if device is None else device
     run = open_run(root, recipe)
@@ -84,7 +86,7 @@ def train(
         session.resume()
         with open_trackers(trackers, run) as track:
             session.train(checkpoint_seconds, track)
-        return from_first(run.finish(session.row()) if rank() == 0 else {})
+        return from_first(run.finish(session.row(at_once)) if rank() == 0 else {})
 
 
 def load_recipe_data(recipe: Recipe, data_dir: Path, *, show_progress: bool = False) -> Dataset:
@@ -143,14 +145,20 @@ class Session:
         """Epoch by epoch to the end, with a checkpoint now and then."""
         saved = time.monotonic()
         method, run_epoch = None, None
+        filled = -1  # the epoch whose images are there
         for number in range(self.epochs_done, self.recipe.epochs):
             started = time.monotonic()
             if self.recipe.method_at(number) != method:  # at the start, and where mixing stops
                 method = self.recipe.method_at(number)
                 run_epoch = self.make_epoch(number)
+                filled = -1  # a warm-up draws from the epoch's generator
             assert run_epoch is not None
-            self.fill(number)
-            self.check_losses(run_epoch(), number)
+            if filled != number:
+                self.fill(number)
+            losses = run_epoch()
+            if number + 1 < self.recipe.epochs:  # queued behind the steps, so that a GPU never waits for it
+                self.fill(filled := number + 1)
+            self.check_losses(losses, number)
             self.epochs_done = number + 1
             self.speeds.append(len(self.data.train) / (time.monotonic() - started))
             self.look()
@@ -268,7 +276,7 @@ class Session:
         }
         self.run.save({**self.learner.state(), **progress})
 
-    def row(self) -> dict[str, Any]:
+    def row(self, at_once: int) -> dict[str, Any]:
         """The run as one row: recipe, metrics, time, and where it was made."""
         speeds = sorted(self.speeds)
         return {
@@ -280,6 +288,7 @@ class Session:
             "minutes": round(self.seconds / 60, 3),
             "images_per_second": round(speeds[len(speeds) // 2]) if speeds else None,
             "ranks": world_size(),
+            "at_once": at_once,
             **provenance(self.learner.device),
             "folder": self.run.folder.name,
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import multiprocessing
 import os
 import pickle
@@ -40,6 +41,7 @@ class Site:
     threads: int | None = None  # of torch's, for one run; as many as it likes if not given
     checkpoint_seconds: float = 60.0
     trackers: tuple[str, ...] = ()
+    at_once: int = 1  # how many runs share the GPU or the cores
 
 
 class Outcome(NamedTuple):
@@ -90,6 +92,7 @@ def carry_out(
             on_beat=on_beat,
             checkpoint_seconds=site.checkpoint_seconds,
             trackers=site.trackers,
+            at_once=site.at_once,
         )
     except Diverged as error:
         return Outcome(None, str(error))
@@ -158,11 +161,19 @@ def share_of_threads(number: int) -> int:
 
 def split_site(site: Site, number: int) -> list[Site]:
     """A place for each of so many workers: the GPUs by turns, or an equal share of torch's threads."""
-    if pick_device(site.device).type == "cpu":
-        return [replace(site, threads=share_of_threads(number))] * number
-    if site.device not in (None, "cuda"):
-        return [site] * number
-    return [replace(site, device=f"cuda:{k % torch.cuda.device_count()}") for k in range(number)]
+    kind = pick_device(site.device).type
+    if kind != "cuda":
+        threads = share_of_threads(number) if kind == "cpu" else None
+        return [replace(site, threads=threads, at_once=number)] * number
+    gpus = torch.cuda.device_count()
+    site = replace(site, at_once=math.ceil(number / gpus))
+    return [replace(site, device=f"cuda:{k % gpus}") for k in range(number)]
+
+
+def one_gpu(device: str | None) -> bool:
+    """Whether all runs have the same GPU."""
+    picked = pick_device(device)
+    return picked.type == "cuda" and (device not in (None, "cuda") or torch.cuda.device_count() == 1)
 
 
 def run_in_processes(recipes: Sequence[Recipe], site: Site, number: int, report: Report) -> None:
