@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import distributed as dist
 
 from icmixup import METHODS
+from icmixup.gather import Ranks, _GatherRows
 from icmixup.lab.data import Dataset, Split
 from icmixup.lab.engine import run_recipes
 from icmixup.lab.ranks import wrap_for_ranks
@@ -84,3 +86,17 @@ def test_three_runs_at_once_on_one_gpu_come_to_what_each_comes_to_alone(compiled
 def test_steps_of_two_epochs_draw_differently(data, tmp_path):
     losses = epoch_losses(data, tmp_path, epochs=2, method="ic-mixup", lr=1e-12, rotation=0.0, padding=0)
     assert (losses[0] != losses[1]).all()
+
+
+def test_rows_gathered_over_nccl_are_the_rows_and_so_are_their_gradients(tmp_path):
+    """A group of one, which is all that one GPU allows; it takes the same way as a larger one."""
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path}/met", rank=0, world_size=1)
+    try:
+        rows = torch.randn(5, 3, device="cuda", requires_grad=True)
+        gathered = _GatherRows.apply(rows, Ranks((5,), 0))
+        (gathered * torch.arange(15.0, device="cuda").view(5, 3)).sum().backward()
+        torch.cuda.synchronize()
+    finally:
+        dist.destroy_process_group()
+    torch.testing.assert_close(gathered, rows)
+    torch.testing.assert_close(rows.grad, torch.arange(15.0, device="cuda").view(5, 3))
