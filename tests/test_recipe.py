@@ -25,6 +25,7 @@ OTHERS: dict[str, Any] = {
     "image_size": 32,
     "epochs": 100,
     "batch_size": 64,
+    "drop_last": True,
     "lr": 0.2,
     "schedule": "cosine",
     "lr_drops": (30, 60),
@@ -46,6 +47,8 @@ OTHERS: dict[str, Any] = {
     "duplicates": "ignore",
     "temperature": 0.5,
     "label_smoothing": 0.1,
+    "kappa": 2.0,
+    "tau": 1.0,
     "joint": True,
     "mix_prob": 0.5,
     "mix_off_epoch": 150,
@@ -118,6 +121,7 @@ def test_folders_of_one_name_in_two_places_do_not_share_a_run() -> None:
 def test_the_method_is_the_tables_own_unless_the_recipe_says_otherwise(method: str) -> None:
     assert Recipe(method=method).method_at(199) == METHODS[method]
     mine = {"alpha": 0.7, "mode": "elem", "duplicates": "ignore", "temperature": 2.0, "label_smoothing": 0.1}
+    mine |= {"kappa": 2.0, "tau": 1.0}
     changed = Recipe(method=method, joint=True, mix_prob=0.5, **mine).method_at(0)
     wanted = dataclasses.replace(METHODS[method], joint=True, prob=0.5, **mine)  # type: ignore[arg-type]
     assert changed == wanted
@@ -154,6 +158,8 @@ def test_drops_are_at_the_quarters_unless_given(
         ({"imbalance": 0.0}, "imbalance .* got 0"),
         ({"lr_drops": (50, 200)}, r"lr_drops \(50, 200\) .* 200 epochs"),
         ({"ema": 1.1}, "ema .* got 1.1"),
+        ({"tau": 1.5}, "tau .* from 0 to 1, got 1.5"),
+        ({"kappa": 0.0}, "kappa .* got 0"),
         ({"mode": "group"}, "mode 'group' .* 'batch'"),
         ({"duplicates": "keep"}, "duplicates 'keep' .* 'ignore'"),
         ({"schedule": "linear"}, "schedule 'linear' .* 'cosine'"),

@@ -161,6 +161,21 @@ def test_an_epoch_holds_every_image_once_and_the_short_last_batch_too(
     assert not torch.equal(seen, digits.train.images.flatten(1))  # and in another order
 
 
+def test_without_the_last_batch_an_epoch_holds_whole_ones_of_other_images_each_time(
+    digits: Dataset, tmp_path: Path
+) -> None:
+    session = start(tmp_path, digits, dataclasses.replace(TINY, padding=0, rotation=0.0, drop_last=True))
+    seen = []
+    for number in range(2):
+        session.fill(number)
+        batches = [session.epoch.batch(k) for k in range(len(session.epoch.lrs))]
+        assert [(len(labels), whole) for _, labels, _, whole in batches] == [(50, True), (50, True)]
+        seen.append(session.epoch.images.flatten(1).unique(dim=0))
+    assert not torch.equal(*seen)
+    row, losses, _ = carry_out(tmp_path, digits, drop_last=True)
+    assert (row["train_images"], len(losses)) == (120, TINY.epochs)
+
+
 # The schedule, by hand
 
 

@@ -18,6 +18,10 @@ from icmixup.pairs import MODES, Mode
 Schedule = Literal["step", "cosine"]
 PaddingMode = Literal["zeros", "reflect"]
 Precision = Literal["auto", "float32", "bfloat16"]
+# fields of a recipe that are a method's own numbers, and change them where they are given
+METHOD_FIELDS = (
+    *("alpha", "mode", "duplicates", "negatives", "temperature", "label_smoothing", "kappa", "tau"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +56,9 @@ class Recipe:
     epochs: int = 200
     """Passes over the training images."""
     batch_size: int = 128
-    """Images a step, over all ranks; the short last batch is kept."""
+    """Images a step, over all ranks."""
+    drop_last: bool = False
+    """Leave out an epoch's short last batch, whose few images would steer BatchNorm just before a test."""
     lr: float = 0.1
     """Highest learning rate, of SGD."""
     schedule: Schedule = "step"
@@ -86,7 +92,7 @@ class Recipe:
     """TrivialAugment besides."""
 
     alpha: float | None = None
-    """lam ~ Beta(alpha, alpha); the method's own if not given, as for the five below."""
+    """lam ~ Beta(alpha, alpha); the method's own if not given, as for the seven below."""
     mode: Mode | None = None
     """One lam for the batch, or one for each elem or pair."""
     duplicates: Duplicates | None = None
@@ -97,6 +103,10 @@ class Recipe:
     """Divides the mixed scores."""
     label_smoothing: float | None = None
     """Share of every label that is spread over all classes."""
+    kappa: float | None = None
+    """Remix: how many times more common a class must be to give its label away."""
+    tau: float | None = None
+    """Remix: it does so only if the rarer image keeps more than 1 - tau of the pixels; 1 is always."""
     joint: bool = False
     """RegMixup with clean and mixed images in one forward, not in two."""
     mix_prob: float = 1.0
@@ -132,6 +142,10 @@ class Recipe:
             check_choice("duplicates", self.duplicates, DUPLICATES)
         if self.negatives is not None and self.negatives not in NEGATIVES:
             raise ValueError(f"negatives must be one of {NEGATIVES}, got {self.negatives}")
+        if self.kappa is not None:
+            check_range("kappa", self.kappa, 0, float("inf"), "more than zero, 3 say")
+        if self.tau is not None:
+            check_range("tau", self.tau, -1e-9, 1, "a share of the pixels, from 0 to 1")
         if self.ema is not None:
             check_range("ema", self.ema, 0, 1, "a decay, 0.999 say")
 
@@ -168,8 +182,7 @@ class Recipe:
     def method_at(self, epoch: int) -> Method:
         """The method with this recipe's own numbers, in the given epoch (from 0)."""
         off = self.mix_off_epoch is not None and epoch >= self.mix_off_epoch
-        names = ("alpha", "mode", "duplicates", "negatives", "temperature", "label_smoothing")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        given = {name: getattr(self, name) for name in METHOD_FIELDS if getattr(self, name) is not None}
         return dataclasses.replace(
             find_method(self.method), **given, joint=self.joint, prob=0.0 if off else self.mix_prob
         )

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import UnionType
 from typing import IO, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from icmixup.lab.recipe import Recipe, read_recipe
+from icmixup.lab.recipe import METHOD_FIELDS, Recipe, read_recipe
 
 Row = Mapping[str, Any]
 FIELDS = tuple(entry.name for entry in dataclasses.fields(Recipe))
@@ -255,7 +255,7 @@ def experiment(recipe: Recipe) -> tuple[object, ...]:
     """
     fields = {name: value for name, value in dataclasses.asdict(recipe).items() if name not in HOW}
     method = recipe.method_at(0)
-    for name in ("alpha", "mode", "duplicates", "negatives", "temperature", "label_smoothing"):
+    for name in METHOD_FIELDS:
         fields[name] = getattr(method, name)
     step = recipe.schedule == "step"
     fields |= {"lr_drops": recipe.drops if step else None, "lr_factor": recipe.lr_factor if step else None}

@@ -250,7 +250,7 @@ class GraphedEpoch:
 def capture(run: Callable[[], None], changed: list[Tensor], learner: Learner) -> torch.cuda.CUDAGraph:
     """Capture `run`; what it changes is put back after the warm-up that a capture needs."""
     before = [tensor.clone() for tensor in changed]
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream = warm_up_stream(learner.device)
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(WARM_UP_STEPS):
@@ -265,6 +265,13 @@ def capture(run: Callable[[], None], changed: list[Tensor], learner: Learner) ->
     with without_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
         run()
     return graph
+
+
+@functools.cache
+def warm_up_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all, under PREPARING: each stream that a matrix product ran on keeps a workspace."""
+    make: Callable[..., torch.cuda.Stream] = torch.cuda.Stream
+    return make(device)
 
 
 @contextmanager

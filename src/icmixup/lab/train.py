@@ -120,12 +120,11 @@ class Session:
         self.accuracy: float | None = None
         self.metrics: dict[str, Any] = {}
         self.order = torch.Generator(learner.device)
-        train = data.train
-        steps = math.ceil(len(train) / self.recipe.batch_size)
+        self.images = images_an_epoch(self.recipe, len(data.train))
         self.epoch = Epoch(
-            torch.empty_like(train.images),
-            torch.empty_like(train.labels),
-            torch.empty(steps, device=learner.device),
+            torch.empty_like(data.train.images[: self.images]),
+            torch.empty_like(data.train.labels[: self.images]),
+            torch.empty(math.ceil(self.images / self.recipe.batch_size), device=learner.device),
             self.recipe.batch_size,
         )
 
@@ -160,7 +159,7 @@ class Session:
                 self.fill(filled := number + 1)
             self.check_losses(losses, number)
             self.epochs_done = number + 1
-            self.speeds.append(len(self.data.train) / (time.monotonic() - started))
+            self.speeds.append(self.images / (time.monotonic() - started))
             self.look()
             self.seconds += time.monotonic() - started
             self.report(track)
@@ -168,6 +167,7 @@ class Session:
             if rank() == 0 and (time.monotonic() - saved >= checkpoint_seconds or self.at_end()):
                 self.save()
                 saved = time.monotonic()
+        self.learner.optimizer.zero_grad()  # a compiled model outlives the run; its gradients need not
 
     def make_epoch(self, number: int) -> Callable[[], Tensor]:
         """What runs an epoch and returns (steps,) losses: captured steps on a GPU, eager ones elsewhere."""
@@ -188,7 +188,7 @@ class Session:
                 if self.on_beat is not None and time.monotonic() - beaten > BEAT_SECONDS:
                     beaten = time.monotonic()
                     done = (k + 1) * self.recipe.batch_size
-                    self.beat(losses[k].item(), done / len(self.data.train), done / (beaten - started))
+                    self.beat(losses[k].item(), done / self.images, done / (beaten - started))
             return average_over_ranks(losses)
 
         return eager
@@ -198,7 +198,7 @@ class Session:
         recipe, train = self.recipe, self.data.train
         self.order.manual_seed(mix_seed(recipe.seed, number, "order"))
         self.learner.generator.manual_seed(mix_seed(recipe.seed, number, f"mix {rank()}"))
-        place = torch.randperm(len(train), generator=self.order, device=self.order.device)
+        place = torch.randperm(len(train), generator=self.order, device=self.order.device)[: self.images]
         self.epoch.labels.copy_(train.labels[place])
         augmented = augment(
             train.images[place],
@@ -263,7 +263,7 @@ class Session:
         if self.on_beat is None:
             return
         epoch = self.epochs_done + part
-        left = (self.recipe.epochs - epoch) * len(self.data.train) / max(speed, 1e-9)
+        left = (self.recipe.epochs - epoch) * self.images / max(speed, 1e-9)
         self.on_beat(Beat(epoch, self.recipe.epochs, loss, self.accuracy, speed, left))
 
     def save(self) -> None:
@@ -302,6 +302,11 @@ def learning_rate(recipe: Recipe, epoch: float) -> float:
         return recipe.lr * recipe.lr_factor ** sum(epoch >= drop for drop in recipe.drops)
     done = (epoch - recipe.warmup_epochs) / (recipe.epochs - recipe.warmup_epochs)
     return recipe.lr * (1 + math.cos(math.pi * done)) / 2
+
+
+def images_an_epoch(recipe: Recipe, number: int) -> int:
+    """How many of so many images an epoch shows: all of them, or as many as fill whole batches."""
+    return number - number % recipe.batch_size if recipe.drop_last else number
 
 
 def mix_seed(seed: int, epoch: int, purpose: str) -> int:
