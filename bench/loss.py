@@ -1,7 +1,8 @@
 """Time and peak memory of the loss, forward and backward, in six forms: one CSV row a measurement.
 
-    python bench/loss.py --out results/bench.csv --seconds 150      what matters first, then the cheapest
-    python bench/loss.py --plot docs/loss.png --out results/bench.csv --seconds 0
+    python bench/loss.py --out results/bench_loss.csv --seconds 150      what matters first, then the cheapest
+    python bench/loss.py --missing --out results/bench_loss.csv     what it does not hold yet of this device
+    python bench/loss.py --plot docs/loss.png --out results/bench_loss.csv --seconds 0
     python bench/loss.py --device cpu --batches 64 128 --classes 10 --forms plain chunked      a rehearsal
 
 Every form is timed alike, as in training: runs back to back between two events on the device's clock, so that
@@ -283,9 +284,20 @@ def fits(case: Case, left: float, device: str) -> str:
     return ""
 
 
+def known_cases(path: Path | None, device: str) -> set[Case]:
+    """What the CSV holds already of this device."""
+    if path is None or not path.exists():
+        return set()
+    here = surroundings(device)["device"]
+    return {
+        Case(row["form"], row["batch"], row["classes"]) for row in read_rows(path) if row["device"] == here
+    }
+
+
 def measure_all(args: argparse.Namespace) -> Iterator[dict[str, object]]:
     until = time.perf_counter() + args.seconds
-    for case in cases(args):
+    known = known_cases(args.out, args.device) if args.missing else set()
+    for case in (case for case in cases(args) if case not in known):
         reason = fits(case, until - time.perf_counter(), args.device)
         if reason:
             print(f"{case.form:11} B {case.batch:6} C {case.classes:5}  left out: {reason}", flush=True)
@@ -303,6 +315,7 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, help="CSV that rows are appended to")
+    parser.add_argument("--missing", action="store_true", help="measure only what --out does not hold")
     parser.add_argument("--plot", type=Path, help="picture of the rows in --out, or of this run's")
     parser.add_argument("--seconds", type=float, default=500, help="time for all measurements together")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -255,6 +255,47 @@ def test_the_readme_s_few_digits_are_made_from_their_rows() -> None:
     assert f"`ic-mixup` has {against_mixup['ic-mixup']}" in " ".join(section(README, "What we know").split())
 
 
+def test_the_readme_s_strong_recipe_is_made_from_its_rows() -> None:
+    with (ROOT / "results" / "runs.csv").open(newline="") as file:
+        found = {
+            (row["method"], row["model"]): row for row in csv.DictReader(file) if row["schedule"] == "cosine"
+        }
+
+    def line(method: str) -> list[str]:
+        runs = [found[method, model] for model in ("resnet18", "resnet32")]
+        numbers = {name: [f"{float(run[name]):.1f}" for run in runs] for name in names}
+        mended = (" → ".join(each) for each in zip(*(numbers[name] for name in names[2:]), strict=True))
+        return [method, *numbers["accuracy"], ", ".join(numbers["few"]), ", ".join(mended)]
+
+    names = ("accuracy", "few", "calibration_error", "calibration_error_scaled")
+    table = told("accuracy, ResNet-18")
+    assert table == [line(row[0]) for row in table]
+
+
+def test_the_readme_s_speed_is_made_from_its_rows() -> None:
+    text = section(README, "Speed and memory")
+    with (ROOT / "results" / "bench.csv").open(newline="") as file:
+        steps = {
+            (row["form"], row["method"]): row for row in csv.DictReader(file) if row["model"] == "resnet34"
+        }
+    compiled, plain = (
+        f"{int(steps[form, 'ic-mixup']['images_per_second']):,}" for form in ("compiled", "plain")
+    )
+    ratio = float(steps["compiled", "ic-mixup"]["ms_per_step"]) / float(
+        steps["compiled", "mixup"]["ms_per_step"]
+    )
+    for figure in (f"{compiled} images a second", f"{plain} in a plain loop", f"takes {ratio:.3f} of one of"):
+        assert figure in " ".join(text.split())
+    with (ROOT / "results" / "bench_loss.csv").open(newline="") as file:
+        losses = {(row["form"], row["batch"], row["classes"]): row for row in csv.DictReader(file)}
+    for pairs, *cells in (row for row in rows(text) if row[0].endswith(" pairs")):
+        batch = pairs.split()[0].replace(",", "")
+        for form, cell in zip(("plain", "authors", "compiled", "fused"), cells, strict=True):
+            row = losses.get((form, batch, "1000"))
+            wanted = f"{float(row['ms']):.1f} ms, {float(row['peak_mb']) / 1000:.2f} GB" if row else ""
+            assert cell == wanted, (form, pairs)
+
+
 def commands() -> list[str]:
     """Every icmixup command of the pages, without its comment."""
     text = "\n".join(text for page in PAGES for _, text in blocks(page, "console", "bash"))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,6 +51,7 @@ SMALL = tuple(
     )
 )
 FAST, SAFE, DENSE = 0, 1, 2
+ROOT = Path(__file__).parents[1]
 Form = Callable[..., tuple[Tensor | None, Tensor | None]]
 
 
@@ -420,10 +423,25 @@ def test_a_million_virtual_classifiers_are_those_of_the_whole_matrix(monkeypatch
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
 
 
+def test_auto_takes_the_kernels_where_the_benchmark_shows_that_they_are_not_slower() -> None:
+    with (ROOT / "results" / "bench_loss.csv").open(newline="") as file:
+        ms = {
+            (row["form"], int(row["batch"]), int(row["classes"])): float(row["ms"])
+            for row in csv.DictReader(file)
+        }
+    sizes = [(B, C) for form, B, C in ms if form == "fused" and ("plain", B, C) in ms]
+    chosen = [prefer_fused(B, B, C, torch.device("cuda")) for B, C in sizes]
+    assert any(chosen)
+    assert not all(chosen)
+    for (B, C), fused in zip(sizes, chosen, strict=True):
+        taken, left = ("fused", "plain") if fused else ("plain", "fused")
+        assert ms[taken, B, C] <= 1.05 * ms[left, B, C], (B, C)
+
+
 def test_without_a_gpu_the_door_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert not fused_available("cpu")
-    assert not prefer_fused(2**20, 2**20, torch.device("cpu"))
+    assert not prefer_fused(2**20, 2**20, 100, torch.device("cpu"))
     with pytest.raises(ValueError, match="pip install triton"):
         contrast_fused(torch.randn(3, 2), mixed_targets(3, 2))
 

@@ -34,9 +34,11 @@ if TYPE_CHECKING:
     from icmixup.launch import Problem
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-# From results/bench_loss.csv, one H200: at 8,192 x 8,192 the plain product is as fast (0.9 to 1.1 times), at
-# 16,384 x 16,384 the kernels are 2.8 times as fast or more. In between, S~ with its gradients takes 2 GB.
-FUSED_ENTRIES = 2**27
+# From results/bench_loss.csv, one H200, where a test holds them to every row: an entry of S~ costs the plain
+# product as much as 440 classes, and the kernels, whose host takes 3 ms, win from this much work on:
+# 8,600 pairs of 100 classes, 5,300 of 1,000, 1,350 of 21,843.
+ENTRY_COST = 440
+FUSED_WORK = 4 * 10**10
 # Where the kernels do not run, a larger S~ is computed in parts: slower than the product, but not stored.
 CHUNKED_ENTRIES = 2**27
 
@@ -63,9 +65,14 @@ def fused_available(device: torch.device | str = "cuda") -> bool:
     return HAS_TRITON and (on_gpu or os.environ.get("TRITON_INTERPRET") == "1")
 
 
-def prefer_fused(num_rows: int, num_columns: int, device: torch.device) -> bool:
-    """Whether the kernels are not slower than the plain product, by the benchmark."""
-    return device.type == "cuda" and HAS_TRITON and num_rows * num_columns >= FUSED_ENTRIES
+def prefer_fused(num_rows: int, num_columns: int, num_classes: int, device: torch.device) -> bool:
+    """Whether the kernels are not slower than the plain product, by the benchmark.
+
+    Inside a CUDA graph, where the host has no part, they win from about 2,000 pairs on; that is not seen from
+    here, so there it is the caller who says fused=True.
+    """
+    work = num_rows * num_columns * (ENTRY_COST + num_classes)
+    return device.type == "cuda" and HAS_TRITON and work >= FUSED_WORK
 
 
 def prefer_chunked(num_rows: int, num_columns: int) -> bool:

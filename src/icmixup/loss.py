@@ -227,7 +227,7 @@ def choose_contrast(fused: Fused, scores: Tensor, classifiers: Tensor, at_once: 
     plain = partial(contrast_plain, reduction="mean") if at_once else contrast_plain
     if fused is False or classifiers.requires_grad:  # the other two know gradients of scores alone
         return plain
-    if prefer_fused(*entries, device) and scores.dtype == torch.float32:
+    if prefer_fused(*entries, scores.shape[1], device) and scores.dtype == torch.float32:
         return contrast_fused
     return contrast_chunked if prefer_chunked(*entries) else plain
 
