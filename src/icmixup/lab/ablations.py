@@ -5,6 +5,8 @@ from __future__ import annotations
 from icmixup.lab.cells import ABLATED, TAIL10, TAIL100, TENTH, PaperTable, by_name, methods
 from icmixup.lab.recipe import STRONG, Recipe
 
+STRONG_FIELDS = ("schedule", "nesterov", "rotation")  # what makes a recipe a strong one
+
 ABLATIONS = (
     PaperTable(
         name="lam",
@@ -48,6 +50,22 @@ ABLATIONS = (
         notes=("Two is what this paper's authors do, one what RegMixup's do.",),
     ),
     PaperTable(
+        name="temperature",
+        title="Ablation: what mixed scores are divided by",
+        rows={"0.5": {"temperature": 0.5}, "1": {}, "2": {"temperature": 2.0}},
+        columns={
+            "IC-Mixup, CIFAR-100 10 %, paper, ResNet-34": {"method": "ic-mixup", **TENTH},
+            "IC-Mixup-CutMix, LT-CIFAR100 0.01, strong, ResNet-32": {
+                **{name: getattr(STRONG, name) for name in STRONG_FIELDS},
+                **TAIL100,
+                "method": "ic-mixup-cutmix",
+                "model": "resnet32",
+            },
+        },
+        in_paper=False,
+        notes=("The paper has no temperature, which is 1.",),
+    ),
+    PaperTable(
         name="remix",
         title="Ablation: when the rarer class takes the whole label in Remix, LT-CIFAR100 0.01, ResNet-32",
         rows={
@@ -86,10 +104,7 @@ ABLATIONS = (
             **{
                 f"{data}, paper, resnet34": {
                     **tail,
-                    **{
-                        name: getattr(Recipe(), name)
-                        for name in ("model", "schedule", "nesterov", "rotation")
-                    },
+                    **{name: getattr(Recipe(), name) for name in ("model", *STRONG_FIELDS)},
                 }
                 for data, tail in (("LT-CIFAR100", TAIL100), ("LT-CIFAR10", TAIL10))
             },
