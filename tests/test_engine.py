@@ -131,6 +131,20 @@ def test_an_error_in_a_thread_is_raised_here_and_ends_the_others_at_their_next_b
     assert report.rows == {}
 
 
+def test_who_is_interrupted_ends_the_threads_too_and_their_runs_go_on_from_there(tmp_path: Path) -> None:
+    endless = longer(SWEEP[:2], 10_000)
+
+    def interrupt(_: Recipe, beat: Beat) -> None:
+        if beat.epoch == 3:
+            raise KeyboardInterrupt
+
+    site = workers.Site(tmp_path, tmp_path, "cpu", checkpoint_seconds=0)
+    with time_limit(60), pytest.raises(KeyboardInterrupt):
+        run_in_threads(endless, site, 2, workers.Report({}, None, interrupt, lambda *_: None))
+    assert threading.active_count() == 1
+    assert sorted(path.name for path in tmp_path.glob("*/checkpoint.pt")) == ["checkpoint.pt"] * 2
+
+
 def kill_workers(most: int | None = None) -> int:
     processes = multiprocessing.active_children()[:most]
     for process in processes:

@@ -146,5 +146,5 @@ def explain(error: Exception) -> str | None:
     if isinstance(error, ValueError | OSError):
         return " ".join(str(error).split())
     if type(error).__name__ == "OutOfMemoryError":
-        return "the GPU's memory is full; give a smaller --batch-size or --model"
+        return "the GPU's memory is full; give a smaller --batch-size or --model, or fewer --workers"
     return None
