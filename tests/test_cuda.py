@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -81,6 +82,24 @@ def test_three_runs_at_once_on_one_gpu_come_to_what_each_comes_to_alone(compiled
         assert (one["at_once"], other["at_once"]) == (1, 3)
         assert other["loss"] == pytest.approx(one["loss"], rel=2e-3)
     assert len({row["loss"] for row in beside}) == 4
+
+
+def test_a_compiled_model_gives_the_losses_of_a_plain_one(data, tmp_path):
+    compiled = epoch_losses(data, tmp_path, method="ic-mixup", lr=0.01, compile=True)
+    plain = epoch_losses(data, tmp_path, method="ic-mixup", lr=0.01, graph=False)
+    torch.testing.assert_close(compiled, plain, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_run_leaves_no_more_on_the_gpu_than_the_one_before(compiled, tmp_path):
+    common = Recipe(dataset="digits", model="small-cnn", lr=0.01, epochs=2, compile=compiled)
+    left = []
+    for method in ("mixup", "ic-mixup", "mixup", "ic-mixup"):
+        recipe = replace(common, method=method, seed=len(left))
+        run_recipes([recipe], tmp_path, data_dir=tmp_path, workers=1, device="cuda")
+        gc.collect()
+        left.append(torch.cuda.memory_allocated())
+    assert left[2:] == left[1:3]
 
 
 def test_steps_of_two_epochs_draw_differently(data, tmp_path):

@@ -220,7 +220,7 @@ def site_there(site: Site, share: dict[str, float]) -> Site:
     """The site as a node sees it: paths from the root, and no more than the share that was asked for."""
     site = replace(site, root=site.root.resolve(), data_dir=site.data_dir.resolve())
     if "num_gpus" in share:
-        return replace(site, device="cuda")
+        return replace(site, device="cuda", at_once=round(1 / share["num_gpus"]))
     return replace(site, device="cpu", threads=int(share["num_cpus"]))
 
 
