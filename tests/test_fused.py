@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from icmixup.chunked import contrast_chunked
@@ -222,6 +223,32 @@ def test_a_single_pair_costs_exactly_nothing(form: Form, scale: float) -> None:
     (rows + columns).sum().backward()
     assert rows.item() == columns.item() == 0.0
     torch.testing.assert_close(scores.grad, torch.zeros_like(scores), atol=1e-6, rtol=0)
+
+
+def gradient_error(losses: tuple[Tensor, ...], scores: Tensor, right: Tensor) -> float:
+    (gradient,) = torch.autograd.grad(sum(part.sum() for part in losses), scores)
+    return ((gradient.double() - right).norm() / right.norm()).item()
+
+
+@pytest.mark.parametrize("make", [mixed_targets, three_way_targets], ids=["pairs", "dense"])
+@pytest.mark.parametrize("scale", [3.0, 20.0, 100.0, 1e3, 1e4])
+def test_gradients_stay_as_near_to_float64_as_those_of_the_plain_product(
+    make: Callable[[int, int], Tensor], scale: float
+) -> None:
+    """However far the scores spread, up to a rounding more; on average over draws, since roundings are luck."""
+    errors, own = [], torch.arange(37, device=DEVICE)
+    for _ in range(5):
+        scores = (torch.randn(37, 11, device=DEVICE) * scale).requires_grad_()
+        targets = make(37, 11).to(DEVICE)
+        exact = scores.detach().double().requires_grad_()
+        mixed = exact @ targets.double().T
+        (right,) = torch.autograd.grad(F.cross_entropy(mixed, own) + F.cross_entropy(mixed.T, own), exact)
+        mixed = scores @ targets.T
+        plain = (F.cross_entropy(mixed, own), F.cross_entropy(mixed.T, own))
+        ours = tuple(part.mean() for part in fused(scores, targets) if part is not None)
+        errors.append([gradient_error(losses, scores, right) for losses in (ours, plain)])
+    ours_mean, plain_mean = np.mean(errors, axis=0)
+    assert ours_mean <= 1.5 * plain_mean
 
 
 @pytest.mark.parametrize("form", [fused, chunked])

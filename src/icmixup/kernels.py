@@ -362,6 +362,12 @@ def safe_sums(
             biased = z + tl.load(columns + BIAS * Kp + j)[:, None]
             own = j[:, None] == i[None, :] + offset
             counts = ~own
+            if MODE == DENSE and LARGEST:
+                # From here on the own entry is what these tiles make of it, as the backward pass does, not
+                # what find_own's other order of sums did: large scores round to other numbers there.
+                at = i + offset
+                entry = tl.sum(tl.where(own, z, 0.0), 0) + tl.load(plan + 3)
+                tl.store(rows + OWN * Rp + i, entry, mask=(at >= j0) & (at < j0 + BN) & (at < K) & (i < R))
             if DUPLICATES != NEGATIVE:
                 keys = tl.load(row_keys + i, mask=i < R, other=0)[None, :]
                 same = tl.load(column_keys + j, mask=j < K, other=0)[:, None] == keys
