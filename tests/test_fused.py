@@ -235,7 +235,7 @@ def gradient_error(losses: tuple[Tensor, ...], scores: Tensor, right: Tensor) ->
 def test_gradients_stay_as_near_to_float64_as_those_of_the_plain_product(
     make: Callable[[int, int], Tensor], scale: float
 ) -> None:
-    """However far the scores spread, up to a rounding more; on average over draws, since roundings are luck."""
+    """However far the scores spread, up to a rounding more; over some draws, since roundings are luck."""
     errors, own = [], torch.arange(37, device=DEVICE)
     for _ in range(5):
         scores = (torch.randn(37, 11, device=DEVICE) * scale).requires_grad_()
