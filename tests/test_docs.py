@@ -255,6 +255,16 @@ def test_the_readme_s_few_digits_are_made_from_their_rows() -> None:
     assert f"`ic-mixup` has {against_mixup['ic-mixup']}" in " ".join(section(README, "What we know").split())
 
 
+def test_the_readme_s_cutmix_is_made_from_its_rows() -> None:
+    text = " ".join(section(README, "What we know").split())
+    found = {one.method: one for one in standings("cifar10_lt_cutmix.csv", "balanced-mixup-cutmix")}
+    assert {len(one.accuracies) for one in found.values()} == {8}
+    for method in ("ic-mixup-cutmix", "mixup-cutmix"):
+        assert f"`{method}` has {found[method].difference}" in text
+    ours, theirs = (f"{found[f'{name}-mixup-cutmix'].average('few'):.1f}" for name in ("ic", "balanced"))
+    assert f"({ours} % against {theirs})" in text
+
+
 def test_the_readme_s_strong_recipe_is_made_from_its_rows() -> None:
     with (ROOT / "results" / "runs.csv").open(newline="") as file:
         found = {
