@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 import torch
 
 from icmixup.lab.cli import explain, main
+from icmixup.lab.commands import say_last_batch
 from icmixup.lab.flags import parse_compare, parse_train
 from icmixup.lab.recipe import QUICK, RECIPES, Recipe
 
@@ -286,3 +288,21 @@ def test_version_and_bare_command(capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().out.startswith("icmixup 0.")
     assert main([]) == 0
     assert "usage: icmixup" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("images", "fields", "words"),
+    [
+        (5000, {}, "ends with a batch of 8 images, .* --drop-last"),
+        (129, {}, "ends with a batch of 1 image,"),
+        (5000, {"drop_last": True}, ""),
+        (5120, {}, ""),
+        (128 + 32, {}, ""),
+        (20, {}, ""),  # refused elsewhere
+    ],
+)
+def test_a_last_batch_far_below_the_others_is_worth_a_word(
+    images: int, fields: dict[str, bool], words: str
+) -> None:
+    said = say_last_batch(Recipe(batch_size=128, **fields), images)
+    assert re.search(words, said) if words else said == ""

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from icmixup import METHODS, Method
-from icmixup.lab.standings import MEASURES, Standing, rank_methods
+from icmixup.lab.standings import MEASURES, Standing, paired_difference, rank_methods
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -263,6 +263,18 @@ def test_the_readme_s_cutmix_is_made_from_its_rows() -> None:
         assert f"`{method}` has {found[method].difference}" in text
     ours, theirs = (f"{found[f'{name}-mixup-cutmix'].average('few'):.1f}" for name in ("ic", "balanced"))
     assert f"({ours} % against {theirs})" in text
+
+
+def test_the_readme_s_last_batch_is_made_from_its_rows() -> None:
+    with (ROOT / "results" / "last_batch.csv").open(newline="") as file:
+        found = {
+            (row["method"], row["drop_last"], row["seed"]): float(row["accuracy"])
+            for row in csv.DictReader(file)
+        }
+    text = " ".join(section(README, "What we know").split())
+    for method, joined in (("erm", "has {} points"), ("ic-mixup", "{} (small CNN, six seeds")):
+        dropped, kept = ([found[method, drop, str(seed)] for seed in range(6)] for drop in ("True", "False"))
+        assert f"`{method}` {joined.format(paired_difference(dropped, kept))}" in text
 
 
 def test_the_readme_s_strong_recipe_is_made_from_its_rows() -> None:

@@ -36,6 +36,8 @@ from icmixup.lab.tables import print_comparison, stdout_console
 from icmixup.lab.train import load_recipe_data, train
 from icmixup.lab.workers import count_workers
 
+SHORT_BATCH = 0.25  # of a batch: a last one below that is worth a word
+
 
 def run_compare(flags: CompareFlags, start: str) -> int:
     """Train, compare, print the table, write the files."""
@@ -209,7 +211,20 @@ def load_data(recipe: Recipe, data_dir: Path, console: Console) -> Dataset:
             f"{count(len(data.skipped), 'file')} could not be read and stayed out, first {data.skipped[0]}"
         )
         tell(console, unread)
+    if warning := say_last_batch(recipe, len(data.train)):
+        tell(console, warning)
     return data
+
+
+def say_last_batch(recipe: Recipe, images: int) -> str:
+    """What to do about a last batch that is far too small for BatchNorm, or nothing."""
+    batches, last = divmod(images, recipe.batch_size)
+    if recipe.drop_last or not batches or not 0 < last < SHORT_BATCH * recipe.batch_size:
+        return ""
+    return (
+        f"every epoch ends with a batch of {count(last, 'image')}, which can cost points of accuracy; "
+        "--drop-last leaves it out"
+    )
 
 
 def check_folder(name: str) -> None:
