@@ -148,16 +148,6 @@ def test_fields_that_came_later_have_their_default_in_an_older_file(tmp_path: Pa
     assert [row.recipe for row in read_rows(path).rows] == [TENTH, replace(TENTH, seed=1)]
 
 
-def test_a_file_without_the_column_takes_runs_that_were_alone_and_no_others(tmp_path: Path) -> None:
-    path = tmp_path / "runs.csv"
-    append_rows(path, [made_run(TENTH, 30.0)])
-    drop_columns(path, "at_once")
-    assert [row.numbers["at_once"] for row in read_rows(path).rows] == [1]
-    check_file(path, [TENTH])
-    with pytest.raises(ValueError, match=r"begun before runs had at_once.*--results"):
-        check_file(path, [TENTH], at_once=3)
-
-
 def test_a_row_that_an_older_file_cannot_hold_is_refused_before_and_after_training(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     append_rows(path, [made_run(TENTH, 30.0)])

@@ -20,8 +20,9 @@ from icmixup.lab.data import Dataset, load_dataset
 from icmixup.lab.ranks import wrap_for_ranks
 from icmixup.lab.recipe import Recipe
 from icmixup.lab.runs import Run, open_run
+from icmixup.lab.schedule import learning_rate
 from icmixup.lab.steps import make_learner, make_step
-from icmixup.lab.train import Beat, Diverged, Session, learning_rate, train
+from icmixup.lab.train import Beat, Diverged, Session, train
 
 CPU = torch.device("cpu")
 TINY = Recipe(

@@ -28,10 +28,8 @@ from icmixup.kernels import (
     WEIGHT,
     U,
     V,
-    dense_scores,
-    exp,
-    over_lines,
 )
+from icmixup.kernels_sums import dense_scores, exp, over_lines
 
 # more lines of rows, for the backward pass
 OWN_PULL = tl.constexpr(6)  # what the own entry adds to W_ii, beyond what the sums over entries hold of it

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from icmixup import kernels
+from icmixup import kernels, kernels_sums
 
 
 class Tiles(NamedTuple):
@@ -132,14 +132,14 @@ def forward(
     tables = sum_tables(problem, state.slab)
     _safe_sums(targets, keys, state, problem, tables, largest=True)
     R, Rp, Kp, number, offset = problem.R, problem.Rp, problem.Kp, problem.number, problem.offset
-    kernels.find_tops[(cdiv(max(R, number), 64),)](
+    kernels_sums.find_tops[(cdiv(max(R, number), 64),)](
         *tables, state.rows, state.columns, state.plan, R, Rp, Kp, number, offset, *problem.grid,
         DUPLICATES=problem.duplicates, BL=16, B=64,
     )  # fmt: skip
     fast_sums(keys, state, problem, tables, problem.weights_line)
     _safe_sums(targets, keys, state, problem, tables)
     losses = state.slab.new_empty(R if problem.rows else 0), state.slab.new_empty(number)
-    kernels.finish_losses[(cdiv(max(R, number), 64),)](
+    kernels_sums.finish_losses[(cdiv(max(R, number), 64),)](
         *tables, state.rows, state.columns, *losses, R, Rp, Kp, number, offset, *problem.grid,
         ROWS=problem.rows, COLUMNS=problem.columns, DUPLICATES=problem.duplicates, BL=16, B=64,
     )  # fmt: skip
@@ -210,7 +210,7 @@ def fast_sums(
 ) -> None:
     """Sums without the own entries, below the largest score (rows) or the centre (columns), if FAST."""
     tiles = problem.tiles
-    kernels.fast_sums[problem.grid](
+    kernels_sums.fast_sums[problem.grid](
         state.slab, state.pairs, state.columns, state.rows, *keys, state.plan, *tables, problem.R, problem.K,
         problem.Rp, problem.Kp, problem.number, problem.offset, problem.span, LINE=weights_line,
         ROWS=problem.rows, COLUMNS=problem.columns, DUPLICATES=problem.duplicates, WIDE=problem.wide,
@@ -240,7 +240,7 @@ def _safe_sums(
     sparse = (kernels.SAFE.value, tiles.sum_classifiers, tiles.sum_images, tiles.sum_warps)
     dense = (kernels.DENSE.value, tiles.dense_classifiers, tiles.dense_images, tiles.dense_warps)
     for mode, classifiers, images, warps in (sparse, dense):
-        kernels.safe_sums[problem.grid](
+        kernels_sums.safe_sums[problem.grid](
             state.slab, targets, state.pairs, state.columns, state.rows, *keys, state.plan, *tables,
             problem.R, problem.K, problem.C, problem.Rp, problem.Kp, problem.number, problem.offset,
             problem.span, MODE=mode, LARGEST=largest, DUPLICATES=problem.duplicates, WIDE=problem.wide,

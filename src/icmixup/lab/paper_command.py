@@ -121,7 +121,6 @@ def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Result
     from icmixup.lab.progress import Display
     from icmixup.lab.ranks import pick_device
     from icmixup.lab.runs import provenance
-    from icmixup.lab.workers import count_workers
 
     index = index_results(results.rows)
     plan = plan_runs(choose_cells(tables, flags.only), index, flags.data_dir, flags.seeds, flags.compile)
@@ -130,7 +129,7 @@ def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Result
         raise ValueError("; ".join(absent))
     for sentence in (*absent, *say_stand_ins(plan)):
         tell(sentence)
-    check_file(flags.results, plan.recipes, count_workers(len(plan.recipes), flags.device, flags.workers))
+    check_file(flags.results, plan.recipes)
     display = Display(
         plan.recipes,
         stderr_console(),

@@ -18,10 +18,8 @@ from icmixup.pairs import MODES, Mode
 Schedule = Literal["step", "cosine"]
 PaddingMode = Literal["zeros", "reflect"]
 Precision = Literal["auto", "float32", "bfloat16"]
-# fields of a recipe that are a method's own numbers, and change them where they are given
-METHOD_FIELDS = (
-    *("alpha", "mode", "duplicates", "negatives", "temperature", "label_smoothing", "kappa", "tau"),
-)
+# What a recipe changes of its method, where it is given.
+METHOD_FIELDS = ["alpha", "mode", "duplicates", "negatives", "temperature", "label_smoothing", "kappa", "tau"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,6 @@ MADE = (
 )
 COLUMNS = (*FIELDS, *METRICS, *MADE)
 TEXT = {"device", "torch", "python", "commit", "date"}
-ADDED = {"at_once": 1}  # what rows of files that lack a column are taken to hold
 HOW = {"compile", "graph", "eval_every", "precision"}  # how a run is carried out, not what it asks
 
 
@@ -116,7 +115,7 @@ def parse_row(header: Sequence[str], values: Sequence[str], line: int) -> Result
     if not isinstance(accuracy, int | float) or not 0 <= accuracy <= 100:
         raise ValueError(f"its accuracy is {accuracy!r}, where a percentage belongs")
     recipe = read_recipe({name: parsed[name] for name in FIELDS if name in parsed})
-    return Result(recipe, {name: parsed.get(name, ADDED.get(name)) for name in (*METRICS, *MADE)}, line)
+    return Result(recipe, {name: parsed.get(name) for name in (*METRICS, *MADE)}, line)
 
 
 def parse_value(name: str, text: str) -> Any:
@@ -197,26 +196,25 @@ def identity(result: Result) -> tuple[str, tuple[Any, ...]]:
     return result.recipe.key, result.metrics
 
 
-def check_file(path: Path, recipes: Iterable[Recipe], at_once: int = 1) -> None:
+def check_file(path: Path, recipes: Iterable[Recipe]) -> None:
     """Refuse a file that could not take the rows of these recipes, before hours went into them."""
     if path.exists():
         with path.open(newline="", encoding="utf-8") as file:
             line = file.readline()
         header = read_header(line, path) if line else COLUMNS
         for recipe in recipes:
-            row = {**dict.fromkeys((*METRICS, *MADE), 0.0), "at_once": at_once}
-            row_values(recipe, row, header, path)
+            row_values(recipe, dict.fromkeys((*METRICS, *MADE), 0.0), header, path)
 
 
 def row_values(recipe: Recipe, row: Row, header: Sequence[str], path: Path) -> list[str]:
     """One run as the file's columns have it."""
     fields = recipe.fields()
-    numbers = {name: row.get(name, ADDED.get(name)) for name in (*METRICS, *MADE)}
+    numbers = {name: row.get(name) for name in (*METRICS, *MADE)}
     values = {
         **{k: format_value(v) for k, v in fields.items()},
         **{k: format_number(v) for k, v in numbers.items()},
     }
-    defaults = {name: format_value(value) for name, value in (Recipe().fields() | ADDED).items()}
+    defaults = {name: format_value(value) for name, value in Recipe().fields().items()}
     lost = [k for k, v in values.items() if k not in header and v != defaults.get(k, "")]
     if lost:
         raise ValueError(

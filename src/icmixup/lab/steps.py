@@ -130,7 +130,7 @@ def compiled_model(
     model = build_model(name, num_classes, channels=channels, seed=0)
     model = place(model, device)
     known = torch._inductor.list_options()
-    options = {name: value for name, value in COMPILE_OPTIONS.items() if name in known}
+    options = {option: value for option, value in COMPILE_OPTIONS.items() if option in known}
     return model, torch.compile(model, dynamic=False, options=options)  # type: ignore[arg-type, return-value]
 
 
@@ -270,8 +270,7 @@ def capture(run: Callable[[], None], changed: list[Tensor], learner: Learner) ->
 @functools.cache
 def warm_up_stream(device: torch.device) -> torch.cuda.Stream:
     """One for all, under PREPARING: each stream that a matrix product ran on keeps a workspace."""
-    make: Callable[..., torch.cuda.Stream] = torch.cuda.Stream
-    return make(device)
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -105,5 +105,4 @@ def own_stream(device: torch.device) -> contextlib.AbstractContextManager[object
     """A new stream for this thread, on a GPU."""
     if device.type != "cuda":
         return contextlib.nullcontext()
-    make: Callable[..., torch.cuda.Stream] = torch.cuda.Stream
-    return torch.cuda.stream(make(device))
+    return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]

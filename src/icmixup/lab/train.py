@@ -6,7 +6,6 @@ as many ranks as there are then.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from icmixup.lab.ranks import (
 )
 from icmixup.lab.recipe import Recipe
 from icmixup.lab.runs import Run, open_run, provenance
+from icmixup.lab.schedule import images_an_epoch, learning_rate, mix_seed
 from icmixup.lab.steps import Epoch, GraphedEpoch, Learner, autocast_dtype, make_learner, make_step
 from icmixup.lab.trackers import open_trackers
 
@@ -144,19 +144,16 @@ class Session:
         """Epoch by epoch to the end, with a checkpoint now and then."""
         saved = time.monotonic()
         method, run_epoch = None, None
-        filled = -1  # the epoch whose images are there
         for number in range(self.epochs_done, self.recipe.epochs):
             started = time.monotonic()
             if self.recipe.method_at(number) != method:  # at the start, and where mixing stops
                 method = self.recipe.method_at(number)
                 run_epoch = self.make_epoch(number)
-                filled = -1  # a warm-up draws from the epoch's generator
+                self.fill(number)  # also where the epoch before did: a warm-up draws from its generator
             assert run_epoch is not None
-            if filled != number:
-                self.fill(number)
             losses = run_epoch()
             if number + 1 < self.recipe.epochs:  # queued behind the steps, so that a GPU never waits for it
-                self.fill(filled := number + 1)
+                self.fill(number + 1)
             self.check_losses(losses, number)
             self.epochs_done = number + 1
             self.speeds.append(self.images / (time.monotonic() - started))
@@ -292,26 +289,6 @@ class Session:
             **provenance(self.learner.device),
             "folder": self.run.folder.name,
         }
-
-
-def learning_rate(recipe: Recipe, epoch: float) -> float:
-    """The learning rate `epoch` epochs into training: a warm-up from 0, then steps or half a cosine."""
-    if epoch < recipe.warmup_epochs:
-        return recipe.lr * epoch / recipe.warmup_epochs
-    if recipe.schedule == "step":
-        return recipe.lr * recipe.lr_factor ** sum(epoch >= drop for drop in recipe.drops)
-    done = (epoch - recipe.warmup_epochs) / (recipe.epochs - recipe.warmup_epochs)
-    return recipe.lr * (1 + math.cos(math.pi * done)) / 2
-
-
-def images_an_epoch(recipe: Recipe, number: int) -> int:
-    """How many of so many images an epoch shows: all of them, or as many as fill whole batches."""
-    return number - number % recipe.batch_size if recipe.drop_last else number
-
-
-def mix_seed(seed: int, epoch: int, purpose: str) -> int:
-    """A seed of its own for every epoch and purpose, the same wherever and whenever it is asked for."""
-    return int.from_bytes(hashlib.sha256(f"{seed} {epoch} {purpose}".encode()).digest()[:7], "big")
 
 
 def check_sizes(recipe: Recipe, data: Dataset) -> None:
