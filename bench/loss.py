@@ -113,9 +113,9 @@ class Case(NamedTuple):
     batch: int
     classes: int
 
-    def matrices(self) -> float:
-        """About how many B x B float32 matrices the form holds at once."""
-        return {"authors": 6.0, "compiled": 2.5}.get(self.form, 0.0 if self.form in LINEAR else 4.5)
+    def matrices(self) -> int:
+        """How many B x B float32 matrices the form holds at once."""
+        return {"authors": 5, "compiled": 2}.get(self.form, 0 if self.form in LINEAR else 4)
 
     @property
     def is_graph(self) -> bool:

@@ -131,18 +131,26 @@ def test_an_error_in_a_thread_is_raised_here_and_ends_the_others_at_their_next_b
     assert report.rows == {}
 
 
-def test_who_is_interrupted_ends_the_threads_too_and_their_runs_go_on_from_there(tmp_path: Path) -> None:
-    endless = longer(SWEEP[:2], 10_000)
+def test_who_is_interrupted_ends_the_threads_too_and_nothing_is_lost(tmp_path: Path) -> None:
+    """However long ago the last checkpoint was: a run that is told to stop writes one first."""
+    recipes = longer(SWEEP[:2], 40)
+    expected = run_alone(recipes, tmp_path / "alone")
+    latest: dict[Recipe, float] = {}
 
-    def interrupt(_: Recipe, beat: Beat) -> None:
-        if beat.epoch == 3:
+    def interrupt(recipe: Recipe, beat: Beat) -> None:
+        latest[recipe] = beat.epoch
+        if len(latest) == 2 and min(latest.values()) >= 3:
             raise KeyboardInterrupt
 
-    site = workers.Site(tmp_path, tmp_path, "cpu", checkpoint_seconds=0)
+    site = workers.Site(tmp_path / "threads", tmp_path, "cpu", checkpoint_seconds=3600)
     with time_limit(60), pytest.raises(KeyboardInterrupt):
-        run_in_threads(endless, site, 2, workers.Report({}, None, interrupt, lambda *_: None))
+        run_in_threads(recipes, site, 2, workers.Report({}, None, interrupt, lambda *_: None))
     assert threading.active_count() == 1
-    assert sorted(path.name for path in tmp_path.glob("*/checkpoint.pt")) == ["checkpoint.pt"] * 2
+    after: dict[Recipe, list[float]] = defaultdict(list)
+    found = workers.Report({}, None, lambda run, beat: after[run].append(beat.epoch), lambda *_: None)
+    run_in_threads(recipes, site, 2, found)
+    assert all(after[recipe][0] > latest[recipe] for recipe in recipes)
+    assert numbers([found.rows[recipe] for recipe in recipes]) == expected
 
 
 def kill_workers(most: int | None = None) -> int:

@@ -104,11 +104,13 @@ ABLATIONS = (
             "LT-CIFAR100, strong, resnet18": {**TAIL100, "model": "resnet18"},
             "LT-CIFAR100, strong, resnet32": {**TAIL100, "model": "resnet32"},
             **{
-                f"{data}, paper, resnet34": {
+                f"{data}, paper, {model}": {
                     **tail,
-                    **{name: getattr(Recipe(), name) for name in ("model", *STRONG_FIELDS)},
+                    **{name: getattr(Recipe(), name) for name in STRONG_FIELDS},
+                    "model": model,
                 }
                 for data, tail in (("LT-CIFAR100", TAIL100), ("LT-CIFAR10", TAIL10))
+                for model in ("resnet32", "resnet34")
             },
         },
         base=STRONG,

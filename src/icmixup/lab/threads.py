@@ -20,7 +20,7 @@ import torch
 from icmixup.lab.data import Dataset
 from icmixup.lab.ranks import pick_device
 from icmixup.lab.recipe import Recipe
-from icmixup.lab.train import Beat
+from icmixup.lab.train import Beat, Stopped
 from icmixup.lab.workers import Outcome, Report, Site, carry_out, remember_data
 
 
@@ -29,10 +29,6 @@ class Told(NamedTuple):
 
     recipe: Recipe | None
     what: Beat | Outcome | BaseException | None
-
-
-class Stopped(Exception):
-    """Ends a run whose crew has been told to stop."""
 
 
 def run_in_threads(recipes: Sequence[Recipe], site: Site, number: int, report: Report) -> None:

@@ -52,6 +52,10 @@ class Diverged(ValueError):
     """The loss is no longer a number."""
 
 
+class Stopped(Exception):
+    """Raised by who is told of a beat, to end the run there."""
+
+
 def train(
     recipe: Recipe,
     root: Path,
@@ -70,7 +74,7 @@ def train(
         data_dir: where datasets are, or are put.
         dataset: the recipe's own, if it is loaded already.
         device: a GPU if there is one.
-        on_beat: called a few times a second, at least once an epoch.
+        on_beat: called a few times a second, at least once an epoch; may raise Stopped.
         checkpoint_seconds: least time between checkpoints.
         trackers: "tensorboard", "wandb".
         at_once: how many runs share the GPU or the cores, for the row: its minutes hang on it.
@@ -159,7 +163,11 @@ class Session:
             self.speeds.append(self.images / (time.monotonic() - started))
             self.look()
             self.seconds += time.monotonic() - started
-            self.report(track)
+            try:
+                self.report(track)
+            except Stopped:  # between two epochs, so that nothing need be lost
+                self.save()
+                raise
             # Clocks differ, so no rank may wait here for another: the first one saves when its own says so.
             if rank() == 0 and (time.monotonic() - saved >= checkpoint_seconds or self.at_end()):
                 self.save()
