@@ -219,7 +219,7 @@ class GraphedEpoch:
         self.losses = torch.zeros_like(epoch.lrs)
         whole, rest = divmod(len(epoch.labels), epoch.batch_size)
         sizes = [epoch.batch_size] * (whole > 0) + [rest] * (rest > 0)
-        with PREPARING:
+        with PREPARING, trying_algorithms():
             graphs = [self.capture(learner, step, size) for size in sizes]
         self.graphs = graphs[:1] * whole + graphs[-1:] * (rest > 0)
 
@@ -265,6 +265,17 @@ def capture(run: Callable[[], None], changed: list[Tensor], learner: Learner) ->
     with without_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
         run()
     return graph
+
+
+@contextmanager
+def trying_algorithms() -> Iterator[None]:
+    """Within, cuDNN tries its algorithms on each new shape; it keeps to the fastest from then on."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 @functools.cache
