@@ -31,7 +31,7 @@ from icmixup.lab.ranks import (
 from icmixup.lab.recipe import Recipe
 from icmixup.lab.runs import Run, open_run, provenance
 from icmixup.lab.schedule import images_an_epoch, learning_rate, mix_seed
-from icmixup.lab.steps import Epoch, GraphedEpoch, Learner, autocast_dtype, make_learner, make_step
+from icmixup.lab.steps import PREPARING, Epoch, GraphedEpoch, Learner, autocast_dtype, make_learner, make_step
 from icmixup.lab.trackers import open_trackers
 
 BEAT_SECONDS = 0.2
@@ -238,13 +238,14 @@ class Session:
     def look(self) -> None:
         """Look at the test set, every few epochs and at the end."""
         if rank() == 0 and (self.epochs_done % self.recipe.eval_every == 0 or self.at_end()):
-            scores = split_scores(
-                self.learner.tested,
-                self.data.test,
-                self.data.mean,
-                self.data.std,
-                autocast_dtype=autocast_dtype(self.recipe, self.learner.device),
-            )
+            with PREPARING:  # a look at a new shape must not fall into another thread's capture
+                scores = split_scores(
+                    self.learner.tested,
+                    self.data.test,
+                    self.data.mean,
+                    self.data.std,
+                    autocast_dtype=autocast_dtype(self.recipe, self.learner.device),
+                )
             top = scores.argmax(dim=1)
             self.accuracy = 100 * (top == self.data.test.labels.cpu()).double().mean().item()
             if self.at_end():
