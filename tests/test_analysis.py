@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -49,25 +50,35 @@ def model() -> nn.Module:
     return build_model("small-cnn", C, channels=1, seed=3)
 
 
+def features_of(model: nn.Module, images: Tensor) -> Tensor:
+    """What the classifier of a small CNN reads."""
+    maps = model.stem(images)
+    for stage in model.stages:
+        maps = model.get_submodule(stage)(maps)
+    return model.tail(maps).mean(dim=(2, 3))
+
+
 @torch.no_grad()
 def looped_curve(model: nn.Module, images: Tensor, labels: Tensor) -> list[tuple[float, ...]]:
     """One mixed image at a time, statistics from the standard library."""
     model.eval()
     points = []
     for step in range(11):
-        lam, norms, differences = step / 10, [], []
+        lam, norms, centred, features, differences = step / 10, [], [], [], []
         for a in range(len(images)):
             for b in range(len(images)):
                 if a != b:
                     mixed = lam * images[a] + (1 - lam) * images[b]
                     scores = model(mixed[None])[0].tolist()
                     norms.append(sum(score**2 for score in scores))
+                    centred.append(sum((score - statistics.fmean(scores)) ** 2 for score in scores))
+                    features.append(features_of(model, mixed[None]).square().sum().item())
                     differences.append(scores[labels[a]] - scores[labels[b]])
         points.append(
             (
                 lam,
                 len(norms),
-                statistics.fmean(norms),
+                *(statistics.fmean(part) for part in (norms, centred, features)),
                 statistics.fmean(differences),
                 statistics.pstdev(differences),
             )
@@ -116,6 +127,21 @@ def test_a_linear_model_has_a_straight_difference_and_a_parabola_as_norm(images:
     second_differences = norms.diff(n=2)
     torch.testing.assert_close(second_differences, second_differences[:1].expand(9), rtol=1e-3, atol=1e-4)
     assert second_differences[0] > 0
+
+
+def test_a_number_added_to_all_scores_moves_the_plain_norm_alone(model: nn.Module, images: Tensor) -> None:
+    before = curve(model, images, LABELS)
+    with torch.no_grad():
+        model.classifier.bias += 3
+    for point, moved in zip(before, curve(model, images, LABELS), strict=True):
+        assert moved.squared_norm > point.squared_norm + 1
+        assert moved.centred_norm == pytest.approx(point.centred_norm, rel=1e-4)
+        assert moved.feature_norm == point.feature_norm
+
+
+def test_a_model_without_a_linear_layer_has_no_norm_of_features(images: Tensor) -> None:
+    flat = nn.Sequential(nn.Conv2d(1, C, 5), nn.Flatten())
+    assert all(math.isnan(point.feature_norm) for point in curve(flat, images, LABELS))
 
 
 def test_a_hundred_classes_make_9_900_ordered_pairs() -> None:
@@ -192,12 +218,14 @@ def test_the_command_sets_runs_side_by_side_in_files_and_a_table(
     with (tmp_path / "analysis.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == [
-        *("line", "run", "dataset", "model", "method", "seed", "image_seed"),
-        *("lam", "images", "squared_norm", "difference_mean", "difference_std"),
+        *("line", "run", "dataset", "model", "method", "seed"),
+        *("device", "torch", "commit", "date", "image_seed", "lam", "images"),
+        *("squared_norm", "centred_norm", "feature_norm", "difference_mean", "difference_std"),
     ]
     assert [row["run"] for row in rows[::11]] == [folder.name for folder in folders[:3]]
     assert [float(row["lam"]) for row in rows[:11]] == list(LAMS)
     assert {row["images"] for row in rows} == {"90"}
+    assert all(row["torch"] and row["commit"] and row["date"] for row in rows)
     for name in ("confidence.png", "difference.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     output = capsys.readouterr()
@@ -228,7 +256,8 @@ def some_rows() -> list[dict[str, Any]]:
     return [
         about
         | {"line": method, "method": method, "seed": seed, "lam": lam}
-        | {"squared_norm": norm, "difference_mean": mean * (2 * lam - 1), "difference_std": std}
+        | {"squared_norm": norm, "centred_norm": norm - 1, "feature_norm": math.nan}
+        | {"difference_mean": mean * (2 * lam - 1), "difference_std": std}
         for (method, seed), (norm, mean, std) in values.items()
         for lam in (0.0, 1.0)
     ]
@@ -238,14 +267,16 @@ def test_curves_of_one_line_are_pooled_as_if_all_their_pairs_were_one_set() -> N
     ours = pooled_lines(some_rows())[1]
     pairs = [2 - 2, 2 + 2, 4 - 4, 4 + 4]  # two pairs with mean 2 and std 2, two with mean 4 and std 4
     assert (ours.name, ours.curves) == ("ic-mixup", 2)
-    assert ours.squared_norms[1] == 8.0
+    assert ours.norms == {"squared_norm": [8.0, 8.0], "centred_norm": [7.0, 7.0]}
     assert ours.means[1] == statistics.fmean(pairs)
     assert ours.stds[1] == pytest.approx(statistics.pstdev(pairs))
 
 
 def test_pictures_show_a_line_a_method_and_a_band_of_one_std() -> None:
-    (axes,) = plot_confidence(some_rows()).axes
+    axes, centred = plot_confidence(some_rows()).axes  # no panel for what was not measured
     assert [line.get_ydata().tolist() for line in axes.lines] == [[5.0, 5.0], [8.0, 8.0]]
+    assert [line.get_ydata().tolist() for line in centred.lines] == [[4.0, 4.0], [7.0, 7.0]]
+    assert centred.get_ylabel() == "mean squared norm of the scores less their mean"
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["mixup", "ic-mixup (2 curves)"]
     (axes,) = plot_difference(some_rows()).axes
     assert [line.get_ydata().tolist() for line in axes.lines[:2]] == [[-1.0, 1.0], [-3.0, 3.0]]

@@ -235,9 +235,12 @@ def gradient_error(losses: tuple[Tensor, ...], scores: Tensor, right: Tensor) ->
 def test_gradients_stay_as_near_to_float64_as_those_of_the_plain_product(
     make: Callable[[int, int], Tensor], scale: float
 ) -> None:
-    """However far the scores spread, up to a rounding more; over some draws, since roundings are luck."""
+    """However far the scores spread, up to a rounding more.
+
+    A mean would hang on the one draw with a near tie, where a rounding is worth most: the median draw counts.
+    """
     errors, own = [], torch.arange(37, device=DEVICE)
-    for _ in range(5):
+    for _ in range(9):
         scores = (torch.randn(37, 11, device=DEVICE) * scale).requires_grad_()
         targets = make(37, 11).to(DEVICE)
         exact = scores.detach().double().requires_grad_()
@@ -247,8 +250,7 @@ def test_gradients_stay_as_near_to_float64_as_those_of_the_plain_product(
         plain = (F.cross_entropy(mixed, own), F.cross_entropy(mixed.T, own))
         ours = tuple(part.mean() for part in fused(scores, targets) if part is not None)
         errors.append([gradient_error(losses, scores, right) for losses in (ours, plain)])
-    ours_mean, plain_mean = np.mean(errors, axis=0)
-    assert ours_mean <= 1.5 * plain_mean
+    assert np.median([ours / plain for ours, plain in errors]) <= 1.5
 
 
 @pytest.mark.parametrize("form", [fused, chunked])

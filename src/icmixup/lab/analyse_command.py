@@ -14,9 +14,9 @@ from icmixup.lab.flags import data_folder
 ANALYSE_HELP = """What finished runs make of images between two classes, as in the paper's last figure.
 
 One test image a class, all ordered pairs of classes, lam from 0 to 1 by 0.1: the mean squared norm of the
-scores, and mean and standard deviation of the score of the first class less that of the second. Runs that
-differ in their seed alone are one line of the pictures. analysis.csv, confidence.png and difference.png go
-into the --out folder.
+scores, of the scores less their mean and of the features, and mean and standard deviation of the score of
+the first class less that of the second. Runs that differ in their seed alone are one line of the pictures.
+analysis.csv, confidence.png and difference.png go into the --out folder.
 
   icmixup analyse runs/cifar100.resnet34.mixup.* runs/cifar100.resnet34.ic-mixup.*
   icmixup analyse runs/* --image-seed 0 1 2 --out analysis/three-choices"""
@@ -71,15 +71,15 @@ def run_analyse(flags: AnalyseFlags) -> int:
         write_png(plot_difference(rows), flags.out / "difference.png"),
     )
     lines = [
-        (line.name, *(f"{value:.4g}" for value in (*ends(line.squared_norms), line.means[-1], line.stds[-1])))
+        (line.name, *map(middle_and_end, line.norms.values()), f"{line.means[-1]:.4g} ± {line.stds[-1]:.4g}")
         for line in pooled_lines(rows)
     ]
     return show(lines, paths)
 
 
-def ends(values: Sequence[float]) -> tuple[float, float]:
-    """In the middle, where lam is 0.5, and at the end, where it is 1."""
-    return values[len(values) // 2], values[-1]
+def middle_and_end(values: Sequence[float]) -> str:
+    """Where lam is 0.5, and where it is 1."""
+    return f"{values[len(values) // 2]:.4g}, {values[-1]:.4g}"
 
 
 def show(lines: Sequence[tuple[str, ...]], paths: Sequence[Path]) -> int:
@@ -90,7 +90,8 @@ def show(lines: Sequence[tuple[str, ...]], paths: Sequence[Path]) -> int:
     from icmixup.lab.tables import stdout_console
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    headings = ("squared norm, lam 0.5", "lam 1", "difference, lam 1", "its std")
+    norms = ("scores", "scores less mean", "features")[: len(lines[0]) - 2]
+    headings = (*(f"squared norm of {norm}\nlam 0.5, lam 1" for norm in norms), "difference\nlam 1")
     table.add_column("runs", overflow="fold")
     for heading in headings:
         table.add_column(heading, justify="right")

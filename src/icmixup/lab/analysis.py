@@ -1,7 +1,11 @@
 """What trained networks make of images between two classes: confidence and class difference along lam.
 
 The paper's last figure: one test image a class, all pairs of classes, x~ = lam x_a + (1 - lam) x_b, and of
-each mixed image the squared norm of its scores and the score of class a less that of class b.
+each mixed image a squared norm and the score of class a less that of class b.
+
+The paper calls its norm class-independent, and says no more. Three are measured: that of the scores; that of
+the scores less their mean, since a number added to all scores of an image is no confidence, and Infinite
+Class hardly minds it; and that of the features, which the last layer reads.
 
 The paper says lam from 0 to 1 by 0.1, and 99K images of CIFAR-100: that is ten steps of 9,900 ordered pairs.
 We take its eleven steps, so 108,900. Since (a, b) at lam is (b, a) at 1 - lam, the mean norm is symmetric
@@ -41,6 +45,8 @@ class Point(NamedTuple):
     lam: float
     images: int  # mixed images, P
     squared_norm: float  # of the scores, mean over pairs
+    centred_norm: float  # squared too, of the scores less their mean
+    feature_norm: float  # squared too, of what the last linear layer reads; nan where there is none
     difference_mean: float  # score of the first class less that of the second
     difference_std: float  # over all P pairs, so divided by P
 
@@ -60,7 +66,7 @@ def analyse_runs(
 
     Returns:
         Rows with line (what tells this run from the others, seeds aside), run, dataset, model, method, seed,
-        image_seed ("first", or a number), and the fields of Point.
+        where and when it was trained, image_seed ("first", or a number), and the fields of Point.
     """
     runs = [find_run(folder) for folder in dict.fromkeys(folders)]
     read = remember_data(data_dir)
@@ -76,7 +82,7 @@ def analyse_runs(
 
 
 def describe_run(run: Run, line: str) -> Row:
-    recipe = run.recipe
+    recipe, result = run.recipe, run.result() or {}
     return {
         "line": line,
         "run": run.folder.name,
@@ -84,6 +90,7 @@ def describe_run(run: Run, line: str) -> Row:
         "model": recipe.model,
         "method": recipe.method,
         "seed": recipe.seed,
+        **{name: result.get(name) for name in ("device", "torch", "commit", "date")},
     }
 
 
@@ -195,19 +202,20 @@ def curve(
         return [point(lam, *measured_pairs(model, images, labels, lam, block)) for lam in LAMS]
 
 
-def point(lam: float, squared_norms: Tensor, differences: Tensor) -> Point:
-    """The point of (P,) squared norms and (P,) differences."""
+def point(lam: float, norms: Tensor, differences: Tensor) -> Point:
+    """The point of (P, 3) squared norms and (P,) differences."""
+    scores, centred, features = norms.mean(dim=0).tolist()
     spread, mean = torch.std_mean(differences, correction=0)
-    return Point(lam, len(differences), squared_norms.mean().item(), mean.item(), spread.item())
+    return Point(lam, len(differences), scores, centred, features, mean.item(), spread.item())
 
 
 def measured_pairs(
     model: nn.Module, images: Tensor, labels: Tensor, lam: float, block: int
 ) -> tuple[Tensor, Tensor]:
-    """(P,) squared norms and (P,) differences, float64, of all ordered pairs at one lam."""
+    """(P, 3) squared norms and (P,) differences, float64, of all ordered pairs at one lam."""
     parts = list(measured_blocks(model, images, labels, lam, block))
-    squared_norms, differences = (torch.cat(part) for part in zip(*parts, strict=True))
-    return squared_norms, differences
+    norms, differences = (torch.cat(part) for part in zip(*parts, strict=True))
+    return norms, differences
 
 
 def measured_blocks(
@@ -215,9 +223,24 @@ def measured_blocks(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     for pairs in torch.split(ordered_pairs(len(images), images.device), block):
         first, second = pairs.unbind(dim=1)
-        scores = model(torch.lerp(images[second], images[first], lam)).double()  # Eq. 1, left
+        scores, features = with_features(model, torch.lerp(images[second], images[first], lam))  # Eq. 1, left
         own, other = (scores.gather(1, labels[part, None])[:, 0] for part in (first, second))
-        yield scores.square().sum(dim=1), own - other
+        measured = (scores, scores - scores.mean(dim=1, keepdim=True), features)
+        yield torch.stack([part.square().sum(dim=1) for part in measured], dim=1), own - other
+
+
+def with_features(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, C) scores and (B, D) what the last linear layer reads, float64; nan for D = 1 without one."""
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    read: list[Tensor] = []
+    hooks = [module.register_forward_pre_hook(lambda _, args: read.append(args[0])) for module in linear[-1:]]
+    try:
+        scores: Tensor = model(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    features = read[0].flatten(1) if read else scores.new_full((len(scores), 1), torch.nan)
+    return scores.double(), features.double()
 
 
 def ordered_pairs(number: int, device: torch.device) -> Tensor:

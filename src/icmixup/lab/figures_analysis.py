@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 WARM = ("#c2410c", "#d97706", "#be123c", "#a16207")
 COLD = ("#334155", "#0284c7", "#0f766e", "#6d28d9")
 GRID = "#e2e8f0"
+NORMS = {
+    "squared_norm": "the scores",
+    "centred_norm": "the scores less their mean",
+    "feature_norm": "the features",
+}
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class Line:
     method: str
     curves: int  # runs x choices of images
     lams: list[float]
-    squared_norms: list[float]
+    norms: dict[str, list[float]]  # by what they are of, those that were measured
     means: list[float]
     stds: list[float]
 
@@ -51,10 +56,18 @@ def pooled_line(rows: Sequence[Row]) -> Line:
         method=rows[0]["method"],
         curves=len(groups[0]),
         lams=lams,
-        squared_norms=[fmean(row["squared_norm"] for row in group) for group in groups],
+        norms={
+            name: [fmean(row[name] for row in group) for group in groups]
+            for name in NORMS
+            if all(is_measured(row, name) for row in rows)
+        },
         means=[fmean(row["difference_mean"] for row in group) for group in groups],
         stds=[pooled_std(group) for group in groups],
     )
+
+
+def is_measured(row: Row, name: str) -> bool:
+    return name in row and not math.isnan(row[name])
 
 
 def pooled_std(group: Sequence[Row]) -> float:
@@ -64,18 +77,21 @@ def pooled_std(group: Sequence[Row]) -> float:
 
 
 def plot_confidence(rows: Sequence[Row]) -> Figure:
-    """Mean squared norm of the scores against lam, a line a method."""
-    figure, axes = make_axes("mean squared norm of the scores", rows)
-    for line, colour in coloured(pooled_lines(rows)):
-        axes.plot(line.lams, line.squared_norms, marker="o", markersize=4, color=colour, label=label(line))
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False)
+    """Mean squared norms against lam, a panel each, a line a method."""
+    lines = pooled_lines(rows)
+    shown = [name for name in NORMS if all(name in line.norms for line in lines)]
+    figure, panels = make_panels([f"mean squared norm of {NORMS[name]}" for name in shown], rows)
+    for name, axes in zip(shown, panels, strict=True):
+        for line, colour in coloured(lines):
+            axes.plot(line.lams, line.norms[name], marker="o", markersize=4, color=colour, label=label(line))
+        axes.set_ylim(bottom=0)
+    panels[0].legend(frameon=False)
     return figure
 
 
 def plot_difference(rows: Sequence[Row]) -> Figure:
     """Mean of the class difference against lam, a line a method, in a band of one standard deviation."""
-    figure, axes = make_axes("score of the first class - score of the second", rows)
+    figure, (axes,) = make_panels(["score of the first class - score of the second"], rows)
     for line, colour in coloured(pooled_lines(rows)):
         low = [mean - std for mean, std in zip(line.means, line.stds, strict=True)]
         high = [mean + std for mean, std in zip(line.means, line.stds, strict=True)]
@@ -95,19 +111,21 @@ def label(line: Line) -> str:
     return line.name if line.curves == 1 else f"{line.name} ({line.curves} curves)"
 
 
-def make_axes(name: str, rows: Sequence[Row]) -> tuple[Figure, Axes]:
+def make_panels(names: Sequence[str], rows: Sequence[Row]) -> tuple[Figure, list[Axes]]:
+    """Axes side by side, one for each name, under a title that says what the rows are of."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.6, 4.2), layout="constrained", dpi=150)
-    axes = figure.subplots()
-    axes.set_xlabel("lam, share of the first image")
-    axes.set_ylabel(name)
-    axes.grid(color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    figure = Figure(figsize=(0.8 + 4.8 * len(names), 4.2), layout="constrained", dpi=150)
+    panels = figure.subplots(1, len(names), squeeze=False)[0].tolist()
+    for axes, name in zip(panels, names, strict=True):
+        axes.set_xlabel("lam, share of the first image")
+        axes.set_ylabel(name)
+        axes.grid(color=GRID, linewidth=0.8)
+        axes.set_axisbelow(True)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
     what = sorted({f"{row['dataset']}, {row['model']}" for row in rows})
     pairs = sorted({row["images"] for row in rows})
     mixed = " or ".join(f"{number:,}" for number in pairs)
-    axes.set_title(f"{'; '.join(what)}: {mixed} pairs of test images", fontsize=9, loc="left")
-    return figure, axes
+    panels[0].set_title(f"{'; '.join(what)}: {mixed} pairs of test images", fontsize=9, loc="left")
+    return figure, panels
