@@ -1,6 +1,7 @@
 """Images a second and memory of a whole training step, ours beside a plain PyTorch loop, in one go.
 
     python bench/step.py --device cuda --out results/bench.csv
+    python bench/step.py --device cuda --forms compiled --at-once 1 2 3 4 --model resnet32
     python bench/step.py --device cpu --model small-cnn --images 2000 --batch-size 64 --epochs 3
 
 Ours: data and augmentation on the device, the step as one CUDA graph where there is one. Plain: a DataLoader
@@ -31,10 +32,13 @@ from torch.utils.data import DataLoader
 
 import icmixup as icm
 from icmixup.lab.data import Dataset, Split
+from icmixup.lab.engine import warn_of_failure
 from icmixup.lab.models import build_model
 from icmixup.lab.recipe import Recipe
 from icmixup.lab.runs import provenance
+from icmixup.lab.threads import run_in_threads
 from icmixup.lab.train import train
+from icmixup.lab.workers import Report, Site
 
 MEAN, STD = (0.50708, 0.48655, 0.44092), (0.26733, 0.25644, 0.27615)
 COLUMNS = (
@@ -116,10 +120,18 @@ def measure_plain(recipe: Recipe, data: Dataset, device: torch.device, steps: in
     return {"seconds": statistics.fmean(times[len(times) // 5 :])}
 
 
-def measure_ours(recipe: Recipe, data: Dataset, device: torch.device) -> dict[str, float]:
+def measure_ours(recipe: Recipe, data: Dataset, device: torch.device, at_once: int = 1) -> dict[str, float]:
+    """Our step; of several runs at once, the images that all of them take together."""
     with tempfile.TemporaryDirectory() as folder:
-        row = train(recipe, Path(folder), data_dir=Path(folder), dataset=data, device=device)
-    return {"seconds": recipe.batch_size / row["images_per_second"]}
+        root = Path(folder)
+        if at_once == 1:
+            rows = [train(recipe, root, data_dir=root, dataset=data, device=device)]
+        else:
+            recipes = [dataclasses.replace(recipe, seed=seed) for seed in range(at_once)]
+            report = Report({}, None, None, warn_of_failure)
+            run_in_threads(recipes, Site(root, root, str(device)), at_once, report, data)
+            rows = list(report.rows.values())
+    return {"seconds": recipe.batch_size / sum(row["images_per_second"] for row in rows)}
 
 
 def compile_model(recipe: Recipe, classes: int, device: torch.device) -> None:
@@ -128,18 +140,22 @@ def compile_model(recipe: Recipe, classes: int, device: torch.device) -> None:
     measure_ours(dataclasses.replace(recipe, epochs=1, eval_every=1), data, device)
 
 
-def measure(form: str, recipe: Recipe, data: Dataset, device: torch.device, steps: int) -> dict[str, object]:
+def measure(
+    form: str, recipe: Recipe, data: Dataset, device: torch.device, steps: int, at_once: int = 1
+) -> dict[str, object]:
     """One row: a form of the step, its speed and its peak of memory."""
     gc.collect()  # graphs of the run before hold memory until then
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     plain = form.startswith("plain")
-    timed = measure_plain(recipe, data, device, steps) if plain else measure_ours(recipe, data, device)
+    timed = (
+        measure_plain(recipe, data, device, steps) if plain else measure_ours(recipe, data, device, at_once)
+    )
     peak = torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else float("nan")
     return {
         "bench": "step",
-        "form": form,
+        "form": form if at_once == 1 else f"{form}, {at_once} at once",
         "model": recipe.model,
         "method": recipe.method,
         "batch_size": recipe.batch_size,
@@ -198,12 +214,18 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=60, help="of the plain loop")
     parser.add_argument("--repeats", type=int, default=1, help="rounds over all forms; ratios are of medians")
+    parser.add_argument(
+        "--at-once", type=int, nargs="+", default=[1], help="runs that share the GPU; of ours"
+    )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     device = torch.device(args.device)
     data = made_dataset(args.images, args.classes)
     rows: list[dict[str, object]] = []
-    for _, form, method in itertools.product(range(args.repeats), args.forms, args.methods):
+    rounds = itertools.product(range(args.repeats), args.forms, args.at_once, args.methods)
+    for _, form, at_once, method in rounds:
+        if form == "plain" and at_once > 1:
+            continue
         recipe = Recipe(
             dataset="made",
             model=args.model,
@@ -216,7 +238,7 @@ def main() -> None:
         )
         if recipe.compile and not any(row["form"] == form for row in rows):
             compile_model(recipe, args.classes, device)
-        rows.append(measure(form, recipe, data, device, args.steps))
+        rows.append(measure(form, recipe, data, device, args.steps, at_once))
         write_row(args.out, rows[-1])
     print_ratios(rows)
 

@@ -132,7 +132,7 @@ def run_here(
     if number == 1:
         run_in_turn(recipes, site, report, dataset)
     elif one_gpu(site.device):
-        run_in_threads(recipes, site, number, report)
+        run_in_threads(recipes, site, number, report, dataset)
     else:
         run_in_processes(recipes, site, number, report)
 

@@ -28,7 +28,7 @@ WARM_UP_STEPS = 3  # before a capture: cuDNN picks its algorithms, autograd and 
 # At a batch of 128 many kernels are small: side by side in one launch, begun before the one before has ended,
 # and with tiles that were tried out, they cost less (docs/log.md). What a torch does not know is left out.
 COMPILE_OPTIONS = {"combo_kernels": True, "max_autotune_pointwise": True, "triton.enable_pdl": True}
-PREPARING = threading.Lock()  # one thread compiles and captures at a time
+PREPARING = threading.Lock()  # one thread at a time compiles and captures, or evaluates
 
 
 @dataclass(frozen=True)

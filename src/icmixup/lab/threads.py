@@ -31,9 +31,11 @@ class Told(NamedTuple):
     what: Beat | Outcome | BaseException | None
 
 
-def run_in_threads(recipes: Sequence[Recipe], site: Site, number: int, report: Report) -> None:
+def run_in_threads(
+    recipes: Sequence[Recipe], site: Site, number: int, report: Report, dataset: Dataset | None = None
+) -> None:
     """So many runs at once; an error in one ends all, each at its next beat."""
-    crew = Crew(recipes, replace(site, at_once=number))
+    crew = Crew(recipes, replace(site, at_once=number), dataset)
     threads = [threading.Thread(target=crew.work, name=f"run {k}") for k in range(number)]
     try:
         for thread in threads:
@@ -48,13 +50,13 @@ def run_in_threads(recipes: Sequence[Recipe], site: Site, number: int, report: R
 class Crew:
     """The recipes that wait for a thread, and what threads have to say."""
 
-    def __init__(self, recipes: Sequence[Recipe], site: Site) -> None:
+    def __init__(self, recipes: Sequence[Recipe], site: Site, dataset: Dataset | None) -> None:
         self.site = site
         self.waiting = deque(recipes)
         self.told: SimpleQueue[Told] = SimpleQueue()
         self.stopped = threading.Event()
         self.reading = threading.Lock()
-        self.remembered = remember_data(site.data_dir)
+        self.remembered = remember_data(site.data_dir) if dataset is None else lambda _: dataset
 
     def work(self) -> None:
         """What a thread does: one recipe after the other, on a stream of its own."""
