@@ -4,8 +4,8 @@ The paper's last figure: one test image a class, all pairs of classes, x~ = lam 
 each mixed image a squared norm and the score of class a less that of class b.
 
 The paper calls its norm class-independent, and says no more. Three are measured: that of the scores; that of
-the scores less their mean, since a number added to all scores of an image is no confidence, and Infinite
-Class hardly minds it; and that of the features, which the last layer reads.
+the scores less their mean, since a number added to all scores of an image changes no prediction, but the pair
+axis moves it; and that of the features, which the last layer reads.
 
 The paper says lam from 0 to 1 by 0.1, and 99K images of CIFAR-100: that is ten steps of 9,900 ordered pairs.
 We take its eleven steps, so 108,900. Since (a, b) at lam is (b, a) at 1 - lam, the mean norm is symmetric
