@@ -35,11 +35,13 @@ CHOICES: dict[str, dict[str, Any]] = {
     "virtual": {"virtual": torch.eye(C)[:3] * 0.25 + 0.15},
     "ignore": {"duplicates": "ignore"},
     "positive": {"duplicates": "positive"},
+    "centred": {"centred": True},
     "all": {
         "negatives": ("pairs", "classes"),
         "class_weights": torch.tensor([1.0, 2.0, 0.5, 4.0, 3.0]),
         "virtual": torch.eye(C)[:3] * 0.25 + 0.15,
         "duplicates": "positive",
+        "centred": True,
     },
 }
 

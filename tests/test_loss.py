@@ -35,6 +35,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "virtual": {"virtual": torch.eye(C)[:M].double() * 0.25 + 0.15},
     "ignore": {"duplicates": "ignore"},
     "positive": {"duplicates": "positive"},
+    "centred": {"centred": True},
     "ignore among classes": {"duplicates": "ignore", "negatives": ("classes",)},
     "positive among sources": {"duplicates": "positive", "negatives": ("sources",)},
 }
@@ -332,6 +333,27 @@ def test_neither_axis_is_blind_to_what_the_other_is() -> None:
         assert (moved - infinite_class_loss(scores, targets, (axis,))).abs() > 0.1
 
 
+def test_centred_is_the_loop_with_rows_less_their_means_on_the_pair_axis_alone() -> None:
+    scores, targets = make_batch()
+    means = torch.tensor([sum(dot(image, target) for target in targets) / B for image in scores]).double()
+    centred = pair_axis_by_hand(scores - means[:, None], targets)
+    assert not torch.allclose(centred, pair_axis_by_hand(scores, targets), atol=0.1)
+    torch.testing.assert_close(one_by_one(scores, targets, axes=("pair",), centred=True), centred)
+    classes = class_axis_by_hand(scores, targets)
+    torch.testing.assert_close(one_by_one(scores, targets, axes=("class",), centred=True), classes)
+
+
+@any_batch
+@given(st.integers(2, 9), st.integers(2, 6), st.integers(0, 10**6))
+def test_centred_neither_feels_nor_pushes_a_constant_per_image(pairs: int, classes: int, seed: int) -> None:
+    scores, targets = make_batch(seed, pairs, classes)
+    moved = scores + torch.randn(pairs, 1, generator=torch.Generator().manual_seed(seed)).double()
+    before = one_by_one(scores.requires_grad_(), targets, centred=True)
+    torch.testing.assert_close(one_by_one(moved, targets, centred=True), before)
+    (gradient,) = torch.autograd.grad(before.sum(), scores)
+    torch.testing.assert_close(gradient.sum(dim=1), torch.zeros(pairs).double())
+
+
 @any_batch
 @given(st.integers(1, 8), st.integers(0, 10**6))
 def test_one_hot_targets_of_distinct_classes_give_plain_cross_entropy(classes: int, seed: int) -> None:
@@ -421,7 +443,7 @@ def test_one_hot_integers_are_targets_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "choice", ["paper", "class", "pair", "temperature", "weighted", "ignore", "positive"]
+    "choice", ["paper", "class", "pair", "temperature", "weighted", "ignore", "positive", "centred"]
 )
 def test_one_pair_gives_exactly_zero(choice: str) -> None:
     scores = torch.tensor([[3.0, -1e4, 0.1, 7.0, 2.0]], requires_grad=True)

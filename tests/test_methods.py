@@ -32,7 +32,8 @@ B, C, SIZE = 12, 4, (6, 6)
 COUNTS = torch.tensor([60, 20, 6, 1])
 SPELLINGS = (
     "erm mixup ic-mixup ic-mixup-c ic-mixup-p regmixup ic-regmixup remix ic-remix cutmix ic-cutmix "
-    "mixup-cutmix ic-mixup-cutmix manifold ic-manifold ic-mixup-sources ic-mixup-classes "
+    "mixup-cutmix ic-mixup-cutmix manifold ic-manifold ic-mixup-centred "
+    "ic-mixup-cutmix-centred ic-mixup-sources ic-mixup-classes "
     "balanced balanced-mixup balanced-mixup-cutmix ic-balanced-mixup ic-balanced-mixup-cutmix"
 )
 EVERY_METHOD = pytest.mark.parametrize("name", METHODS)
@@ -115,6 +116,8 @@ WRITTEN_OUT: dict[str, tuple[Any, Any, bool]] = {
     "ic-cutmix": (cutmix, contrast(), False),
     "mixup-cutmix": (either, softly, False),
     "ic-mixup-cutmix": (either, contrast(), False),
+    "ic-mixup-centred": (mixup(0.2), contrast(centred=True), False),
+    "ic-mixup-cutmix-centred": (either, contrast(centred=True), False),
     "ic-mixup-sources": (mixup(0.2), contrast(axes=("class",), negatives=("sources",)), False),
     "ic-mixup-classes": (mixup(0.2), contrast(axes=("class",), negatives=("classes",)), False),
     "balanced-mixup": (mixup(0.2), balanced, False),
@@ -126,7 +129,7 @@ WRITTEN_OUT: dict[str, tuple[Any, Any, bool]] = {
 
 def test_methods_are_spelled_as_the_design_says() -> None:
     assert list(METHODS) == SPELLINGS.split()
-    assert len(METHODS) == 22
+    assert len(METHODS) == 24
     assert set(METHODS) - set(WRITTEN_OUT) == {"erm", "balanced", "manifold", "ic-manifold"}
 
 

@@ -252,6 +252,19 @@ LOSS = [
     ("module forgets its temperature", "temperature=self.temperature,", ""),
     ("module forgets its negatives", "negatives=self.negatives,", ""),
     ("module forgets its duplicates", "duplicates=self.duplicates,", ""),
+    ("module forgets to centre", "centred=self.centred,", ""),
+    ("never centred", "centre(scores, classifiers) if centred else scores", "scores"),
+    ("centred on this rank's classifiers", "centre(scores, classifiers) if", "centre(scores, targets) if"),
+    (
+        "the mean taken off without a gradient",
+        "(scores @ classifiers.mean",
+        "(scores.detach() @ classifiers.mean",
+    ),
+    (
+        "the mean over classes taken off",
+        "(scores @ classifiers.mean(dim=0))[:, None]",
+        "scores.mean(1, True)",
+    ),
     ("module forgets its class weights", "class_weights=self.class_weights,", ""),
     ("module forgets its reduction", "reduction=self.reduction,", ""),
     ("module forgets virtual pairs", "            virtual=virtual,\n", ""),
@@ -329,6 +342,7 @@ METHODS = [
     ("temperature ignored", "        temperature=method.temperature,\n", ""),
     ("negatives ignored", "        negatives=method.negatives,\n", ""),
     ("duplicates ignored", "        duplicates=method.duplicates,\n", ""),
+    ("a centred method is not", "        centred=method.centred,\n", ""),
     ("class weights ignored", "        class_weights=class_weights,\n", ""),
     ("virtual pairs ignored", "        virtual=virtual,\n", ""),
     (

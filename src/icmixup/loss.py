@@ -39,6 +39,7 @@ def infinite_class_loss(
     class_weights: Tensor | None = None,
     virtual: Tensor | None = None,
     duplicates: Duplicates = "negative",
+    centred: bool = False,
     reduction: Reduction = "mean",
     gather: bool = True,
     fused: Fused = "auto",
@@ -73,6 +74,8 @@ def infinite_class_loss(
             together they weigh as much as the batch does. See draw_virtual.
         duplicates: pairs with the very same classifier are "negative" (the paper), left out ("ignore"), or
             "positive": picking any of them is right.
+        centred: take the mean off each row of S~, so that the pair axis cannot push all scores of an image
+            together, which changes no prediction; the class axis stays as it is. Ours, not the paper's.
         reduction: "mean", "sum", or "none" for one number a pair, (B,).
         gather: contrast with the pairs of every rank, if there are several.
         fused: True never stores S~ (Triton kernels, on a GPU); False stores it; "auto" does what is faster,
@@ -93,6 +96,7 @@ def infinite_class_loss(
             "axes": axes,
             "negatives": negatives,
             "duplicates": duplicates,
+            "centred": centred,
             "class_weights": "none" if class_weights is None else "given",
         }
         dtype = torch.promote_types(torch.promote_types(scores.dtype, targets.dtype), torch.float32)
@@ -101,7 +105,7 @@ def infinite_class_loss(
         ranks = meet_ranks(scores, choices) if gather else Ranks((len(scores),), 0)
         at_once = reduction == "mean" and class_weights is None and ranks.alone
         class_losses, pair_losses = axis_losses(
-            scores, targets, axes, negatives, virtual, duplicates, ranks, fused, at_once
+            scores, targets, axes, negatives, virtual, duplicates, centred, ranks, fused, at_once
         )
         if pair_losses is not None and class_weights is not None:
             pair_losses = pair_losses * pair_weights(targets, class_weights.to(targets), ranks)
@@ -138,6 +142,7 @@ class InfiniteClassLoss(nn.Module):
         temperature: float = 1.0,
         class_weights: Tensor | None = None,
         duplicates: Duplicates = "negative",
+        centred: bool = False,
         reduction: Reduction = "mean",
         gather: bool = True,
         fused: Fused = "auto",
@@ -145,7 +150,8 @@ class InfiniteClassLoss(nn.Module):
         super().__init__()
         check_choices(axes, negatives, temperature, duplicates, reduction)
         self.axes, self.negatives, self.temperature = axes, negatives, temperature
-        self.duplicates, self.reduction, self.gather, self.fused = duplicates, reduction, gather, fused
+        self.duplicates, self.centred, self.reduction = duplicates, centred, reduction
+        self.gather, self.fused = gather, fused
         self.register_buffer("class_weights", class_weights)
 
     def forward(self, scores: Tensor, targets: Tensor, virtual: Tensor | None = None) -> Tensor:
@@ -159,6 +165,7 @@ class InfiniteClassLoss(nn.Module):
             class_weights=self.class_weights,
             virtual=virtual,
             duplicates=self.duplicates,
+            centred=self.centred,
             reduction=self.reduction,
             gather=self.gather,
             fused=self.fused,
@@ -167,7 +174,7 @@ class InfiniteClassLoss(nn.Module):
     def extra_repr(self) -> str:
         return (
             f"axes={self.axes}, negatives={self.negatives}, temperature={self.temperature}, "
-            f"duplicates={self.duplicates!r}, reduction={self.reduction!r}"
+            f"duplicates={self.duplicates!r}, centred={self.centred}, reduction={self.reduction!r}"
         )
 
 
@@ -178,6 +185,7 @@ def axis_losses(
     negatives: tuple[str, ...],
     virtual: Tensor | None,
     duplicates: Duplicates,
+    centred: bool,
     ranks: Ranks,
     fused: Fused,
     at_once: bool,
@@ -185,6 +193,7 @@ def axis_losses(
     """Losses on the class axis and on the pair axis, (B,) or their mean; None for an axis not asked for."""
     among_pairs = "class" in axes and "pairs" in negatives
     classifiers: Tensor = gather_rows(targets, ranks)
+    scores = centre(scores, classifiers) if centred else scores
     bias: Tensor | None = None
     if among_pairs and (virtual is not None or "classes" in negatives):
         classifiers, bias = add_classifiers(classifiers, "classes" in negatives, virtual)
@@ -217,6 +226,11 @@ def axis_losses(
     if "class" in axes and not among_pairs:
         class_losses = among_classes(scores, targets, negatives, duplicates)
     return class_losses, pair_losses
+
+
+def centre(scores: Tensor, classifiers: Tensor) -> Tensor:
+    """(B, C) scores of which every row of S~ has the mean 0, since each classifier's shares sum to 1."""
+    return scores - (scores @ classifiers.mean(dim=0))[:, None]
 
 
 def choose_contrast(fused: Fused, scores: Tensor, classifiers: Tensor, at_once: bool) -> Contrast:

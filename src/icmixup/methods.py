@@ -49,6 +49,7 @@ class Method:
     axes: tuple[str, ...] = ()
     negatives: tuple[str, ...] = ("pairs",)
     duplicates: Duplicates = "negative"
+    centred: bool = False  # no image may be pushed up or down as a whole
     temperature: float = 1.0
     label_smoothing: float = 0.0
     # How much the clean input counts; RegMixup has 1.
@@ -81,6 +82,9 @@ METHODS = {
     "ic-mixup-cutmix": Method(draw="either", axes=AXES),
     "manifold": Method(draw="manifold", alpha=2.0),
     "ic-manifold": Method(draw="manifold", alpha=2.0, axes=AXES),
+    # Ours: rows of S~ have the mean 0.
+    "ic-mixup-centred": Method(draw="mixup", axes=AXES, centred=True),
+    "ic-mixup-cutmix-centred": Method(draw="either", axes=AXES, centred=True),
     # The paper's two extra baselines.
     "ic-mixup-sources": Method(draw="mixup", axes=("class",), negatives=("sources",)),
     "ic-mixup-classes": Method(draw="mixup", axes=("class",), negatives=("classes",)),
@@ -242,6 +246,7 @@ def mixed_loss(
         class_weights=class_weights,
         virtual=virtual,
         duplicates=method.duplicates,
+        centred=method.centred,
     )
 
 
