@@ -254,7 +254,6 @@ LOSS = [
     ("module forgets its duplicates", "duplicates=self.duplicates,", ""),
     ("module forgets to centre", "centred=self.centred,", ""),
     ("never centred", "centre(scores, classifiers) if centred else scores", "scores"),
-    ("centred on this rank's classifiers", "centre(scores, classifiers) if", "centre(scores, targets) if"),
     (
         "the mean taken off without a gradient",
         "(scores @ classifiers.mean",
