@@ -246,6 +246,19 @@ def test_the_readme_s_long_tails_are_made_from_their_rows() -> None:
         assert f" {len(found[0].accuracies)} seeds " in cell
 
 
+def test_the_readme_s_centred_form_is_made_from_its_rows() -> None:
+    digits, cifar = (
+        {one.method: one for one in standings(f"{name}_lt_centred.csv", "ic-mixup")}
+        for name in ("digits", "cifar10")
+    )
+    assert told("digits, seeds") == [[name, rival(digits[name]), rival(cifar[name])] for name in digits]
+    assert [len(found["ic-mixup"].accuracies) for found in (digits, cifar)] == [10, 8]
+    text = " ".join(section(README, "What we know").split())
+    (best, *_) = standings("cifar10_lt_centred.csv", "balanced-mixup")
+    assert best.method == "ic-mixup-centred"
+    assert f"ahead of it by {best.difference} on CIFAR-10" in text
+
+
 def rival(one: Standing) -> str:
     return f"{one.mean:.1f} %" if one.difference is None else str(one.difference)
 

@@ -36,7 +36,7 @@ LONG_TAIL_METHODS = (
     "regmixup",
     "ic-regmixup",
     "balanced-mixup",
-    "ic-balanced-mixup",
+    "ic-mixup-centred",
 )
 LONG_TAIL_RATIO = 2  # of the largest class to the smallest, from which on class sizes matter
 
