@@ -257,6 +257,14 @@ def test_the_readme_s_centred_form_is_made_from_its_rows() -> None:
     (best, *_) = standings("cifar10_lt_centred.csv", "balanced-mixup")
     assert best.method == "ic-mixup-centred"
     assert f"ahead of it by {best.difference} on CIFAR-10" in text
+    against = {
+        (one.method, baseline): one.difference
+        for baseline in ("ic-mixup-cutmix", "balanced-mixup-cutmix")
+        for one in standings("cifar10_lt_cutmix_centred.csv", baseline)
+    }
+    plain, ours = "ic-mixup-cutmix", "ic-mixup-cutmix-centred"
+    assert f"`{ours}` has {against[ours, plain]} on `{plain}`" in text
+    assert f"which itself has {against[plain, 'balanced-mixup-cutmix']} on" in text
 
 
 def rival(one: Standing) -> str:
