@@ -10,11 +10,14 @@ import re
 import subprocess
 import tomllib
 from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 import torch
 
 from icmixup import METHODS, Method
+from icmixup.lab.cells import METHOD_ROWS
+from icmixup.lab.paper import TABLES
 from icmixup.lab.standings import MEASURES, Standing, paired_difference, rank_methods
 
 ROOT = Path(__file__).parents[1]
@@ -298,21 +301,98 @@ def test_the_readme_s_last_batch_is_made_from_its_rows() -> None:
         assert f"`{method}` {joined.format(paired_difference(dropped, kept))}" in text
 
 
-def test_the_readme_s_strong_recipe_is_made_from_its_rows() -> None:
+def accuracies(measure: str = "accuracy", **fields: str) -> list[float]:
+    """A measure of the rows of results/runs.csv with these fields, in the order of their seeds."""
     with (ROOT / "results" / "runs.csv").open(newline="") as file:
-        found = {
-            (row["method"], row["model"]): row for row in csv.DictReader(file) if row["schedule"] == "cosine"
-        }
+        found = [row for row in csv.DictReader(file) if fields.items() <= row.items()]
+    return [float(row[measure]) for row in sorted(found, key=lambda row: int(row["seed"]))]
+
+
+def spread(found: list[float]) -> str:
+    return f"{fmean(found):.1f} ± {stdev(found):.1f}"
+
+
+def published(table: str, column: str) -> dict[str, str]:
+    """The paper's numbers of a column, by our names of its methods."""
+    found = TABLES[table]
+    numbers = {
+        METHOD_ROWS[row]["method"]: found.paper_says(row, column) for row in found.rows if row in METHOD_ROWS
+    }
+    return {method: f"{number:.2f}" for method, number in numbers.items() if number is not None}
+
+
+def test_the_readme_s_little_data_is_made_from_its_rows() -> None:
+    paper = published("table1-right", "10 %") | published("figure-regmixup", "CIFAR-100 10 %")
+    found = {name: accuracies(method=name, fraction="0.1", mode="") for name in METHODS}
+    table = told("the paper, %")
+    assert {row[0] for row in table} == set(paper)
+    for method, theirs, ours, gain in table:
+        assert [theirs, ours] == [paper[method], spread(found[method])]
+        if gain:
+            rival = gain.split(":")[0]
+            assert gain == f"{rival}: {paired_difference(found[method], found[rival])}"
+    each = accuracies(method="ic-mixup", fraction="0.1", mode="elem")
+    text = " ".join(section(README, "What we know").split())
+    assert (
+        f"has {each[0]:.2f} on seed 0, where it has {found['ic-mixup'][0]:.2f} with one for the batch" in text
+    )
+    assert max(found["ic-mixup"]) - min(found["ic-mixup"]) > found["ic-mixup"][0] - each[0]
+
+
+def test_the_readme_s_strong_recipe_is_made_from_its_rows() -> None:
+    networks = ("resnet18", "resnet32")
+
+    def measured(method: str, model: str, measure: str = "accuracy") -> list[float]:
+        return accuracies(measure, method=method, model=model, schedule="cosine")
 
     def line(method: str) -> list[str]:
-        runs = [found[method, model] for model in ("resnet18", "resnet32")]
-        numbers = {name: [f"{float(run[name]):.1f}" for run in runs] for name in names}
-        mended = (" → ".join(each) for each in zip(*(numbers[name] for name in names[2:]), strict=True))
-        return [method, *numbers["accuracy"], ", ".join(numbers["few"]), ", ".join(mended)]
+        cells = [method]
+        for model in networks:
+            rival = measured("balanced-mixup-cutmix", model)
+            gap = (
+                ""
+                if method == "balanced-mixup-cutmix"
+                else str(paired_difference(measured(method, model), rival))
+            )
+            cells += [spread(measured(method, model)), gap]
+        few, raw, scaled = (
+            [f"{fmean(measured(method, model, name)):.1f}" for model in networks]
+            for name in ("few", "calibration_error", "calibration_error_scaled")
+        )
+        return [*cells, ", ".join(few), ", ".join(map(" → ".join, zip(raw, scaled, strict=True)))]
 
-    names = ("accuracy", "few", "calibration_error", "calibration_error_scaled")
     table = told("accuracy, ResNet-18")
     assert table == [line(row[0]) for row in table]
+    assert all(len(measured(row[0], model)) == 3 for row in table for model in networks)
+    text = " ".join(section(README, "What we know").split())
+    for model, name in zip(networks, ("ResNet-18", "ResNet-32"), strict=True):
+        ours, theirs = (measured(f"ic-mixup-cutmix{form}", model)[0] for form in ("-centred", ""))
+        assert re.search(rf"{ours:.1f} where (`ic-mixup-cutmix`|it) has {theirs:.1f} \({name}\)", text)
+
+
+def test_the_readme_s_tails_of_the_paper_are_made_from_their_rows() -> None:
+    found = {
+        name: (published("table2-right", f"LT-{name} 0.01"), dataset)
+        for name, dataset in (("CIFAR100", "cifar100"), ("CIFAR10", "cifar10"))
+    }
+
+    def line(method: str) -> list[str]:
+        cells = [method]
+        for paper, dataset in found.values():
+            (ours,) = accuracies(
+                method=method, dataset=dataset, imbalance="0.01", model="resnet32", schedule="step"
+            )
+            cells += [paper.get(method, ""), f"{ours:.1f}"]
+        return cells
+
+    table = told("LT-CIFAR100 0.01")
+    assert table == [line(row[0]) for row in table]
+    assert {row[0] for row in table} >= set(found["CIFAR10"][0])
+    centred, plain = (
+        accuracies(method=name, fraction="0.1", mode="") for name in ("ic-mixup-centred", "ic-mixup")
+    )
+    text = " ".join(section(README, "What we know").split())
+    assert f"it has {paired_difference(centred, plain)} on `ic-mixup`, three seeds" in text
 
 
 def test_the_readme_s_speed_is_made_from_its_rows() -> None:

@@ -16,7 +16,7 @@ from icmixup.lab.paper_page import results_page
 from icmixup.lab.paper_render import as_json, as_latex, as_markdown, print_table
 from icmixup.lab.paper_tables import FilledTable, fill_table, index_results
 from icmixup.lab.recipe import STRONG, Recipe
-from icmixup.lab.results import METRICS, Result, Results
+from icmixup.lab.results import MADE, METRICS, Result, Results
 
 CELLS = [(table, cell) for table in TABLES.values() for cell in table.cells()]
 PAPER_NAMES = [
@@ -135,9 +135,9 @@ def test_the_tuned_recipe_is_that_of_the_deic_benchmark() -> None:
     assert TABLES["table2-middle"].runs == 10
 
 
-def made_result(recipe: Recipe, accuracy: float, line: int = 2) -> Result:
-    numbers: dict[str, Any] = dict.fromkeys((*METRICS, "minutes", "device", "commit", "date"))
-    return Result(recipe, {**numbers, "accuracy": accuracy, "device": "H200"}, line)
+def made_result(recipe: Recipe, accuracy: float, line: int = 2, **numbers: object) -> Result:
+    empty: dict[str, Any] = dict.fromkeys((*METRICS, *MADE))
+    return Result(recipe, {**empty, "accuracy": accuracy, "device": "H200", **numbers}, line)
 
 
 def fill(name: str, *runs: tuple[str, str, str, list[float]]) -> FilledTable:
@@ -255,3 +255,9 @@ def test_the_page_of_results_holds_every_table_and_is_the_same_for_the_same_rows
     assert all(f"### {table.title}\n" in page for table in TABLES.values())
     assert page == results_page(Results(tuple(some_results())))
     assert page != results_page(Results(rows[:-1]))
+
+
+def test_the_page_of_results_counts_the_time_of_runs_side_by_side_once() -> None:
+    rows = [made_result(Recipe(seed=seed), 50.0, minutes=90.0, at_once=3) for seed in range(3)]
+    alone = made_result(Recipe(seed=3), 50.0, minutes=30.0)
+    assert "4 runs, 2.0 hours of H200." in results_page(Results((*rows, alone)))

@@ -38,8 +38,8 @@ def overview(rows: Sequence[Result]) -> str:
     if not rows:
         return "There are no runs yet."
     devices = sorted({str(row.numbers["device"]) for row in rows})
-    hours = sum(row.numbers["minutes"] or 0 for row in rows) / 60
-    return f"{len(rows)} runs, {hours:.1f} hours, on {', '.join(devices)}."
+    hours = sum(row.device_minutes for row in rows) / 60
+    return f"{len(rows)} runs, {hours:.1f} hours of {', '.join(devices)}."
 
 
 def markdown_listing(rows: Sequence[tuple[str, ...]]) -> str:

@@ -146,9 +146,9 @@ def say_stand_ins(plan: Plan) -> list[str]:
 def past_speed(index: Index, device: str) -> float | None:
     """Seconds for a unit of work, of the results that were made on this device."""
     rows = [
-        (60 * row.numbers["minutes"] / (row.numbers["at_once"] or 1), work(row.recipe))
+        (60 * row.device_minutes, work(row.recipe))
         for rows in index.values()
         for row in rows
-        if row.numbers["device"] == device and row.numbers["minutes"]
+        if row.numbers["device"] == device and row.device_minutes
     ]
     return sum(seconds for seconds, _ in rows) / sum(units for _, units in rows) if rows else None

@@ -52,6 +52,11 @@ class Result(NamedTuple):
     def metrics(self) -> tuple[Any, ...]:
         return tuple(self.numbers[name] for name in METRICS)
 
+    @property
+    def device_minutes(self) -> float:
+        """Its share of the minutes that it and the runs beside it took; 0 where the row has none."""
+        return float(self.numbers["minutes"] or 0) / (self.numbers["at_once"] or 1)
+
 
 class Damaged(NamedTuple):
     """A line of the file that cannot be read, and stays as it is."""
