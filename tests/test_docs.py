@@ -22,7 +22,8 @@ from icmixup.lab.standings import MEASURES, Standing, paired_difference, rank_me
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-README, PAPER, CARDS = ROOT / "README.md", ROOT / "docs" / "paper.md", ROOT / "docs" / "methods.md"
+README = ROOT / "README.md"
+PAPER, CARDS, FINDINGS = (ROOT / "docs" / f"{name}.md" for name in ("paper", "methods", "findings"))
 
 
 def page_name(page: Path) -> str:
@@ -222,12 +223,10 @@ def test_every_row_says_where_it_was_made_and_from_which_commit(path: Path) -> N
             assert re.fullmatch("[0-9a-f]{7,}", row["commit"]), "a tree that no commit holds"
 
 
-def told(heading: str) -> list[list[str]]:
-    """The rows of the README's table whose second column is called so."""
-    table = rows(section(README, "What we know"))
-    start = next(place for place, row in enumerate(table) if row[1].startswith(heading))
-    ends = (place for place, row in enumerate(table) if place > start and row[0] == "method")
-    return table[start + 1 : next(ends, len(table))]
+def told(heading: str, page: Path = README) -> list[list[str]]:
+    """The rows of the page's table whose second column is called so."""
+    tables = [rows(block) for block in page.read_text().split("\n\n") if block.startswith("|")]
+    return next(table[1:] for table in tables if table[0][1].startswith(heading))
 
 
 def test_the_readme_s_demo_is_made_from_its_rows() -> None:
@@ -240,23 +239,27 @@ def test_the_readme_s_demo_is_made_from_its_rows() -> None:
     assert told("accuracy, %") == [line(one) for one in standings("demo.csv", "mixup")]
 
 
-def test_the_readme_s_long_tails_are_made_from_their_rows() -> None:
+def test_long_tails_among_the_findings_are_made_from_their_rows() -> None:
     digits, cifar = (standings(f"{name}_lt.csv", "balanced-mixup") for name in ("digits", "cifar10"))
     on_cifar = {one.method: rival(one) for one in cifar}
-    assert told("digits, 0.01") == [[one.method, rival(one), on_cifar.get(one.method, "")] for one in digits]
-    head = next(row for row in rows(section(README, "What we know")) if row[1].startswith("digits, 0.01"))
+    assert told("digits, 0.01", FINDINGS) == [
+        [one.method, rival(one), on_cifar.get(one.method, "")] for one in digits
+    ]
+    head = next(row for row in rows(FINDINGS.read_text()) if row[1].startswith("digits, 0.01"))
     for cell, found in zip(head[1:], (digits, cifar), strict=True):
         assert f" {len(found[0].accuracies)} seeds " in cell
 
 
-def test_the_readme_s_centred_form_is_made_from_its_rows() -> None:
+def test_the_centred_form_among_the_findings_is_made_from_its_rows() -> None:
     digits, cifar = (
         {one.method: one for one in standings(f"{name}_lt_centred.csv", "ic-mixup")}
         for name in ("digits", "cifar10")
     )
-    assert told("digits, seeds") == [[name, rival(digits[name]), rival(cifar[name])] for name in digits]
+    assert told("digits, seeds", FINDINGS) == [
+        [name, rival(digits[name]), rival(cifar[name])] for name in digits
+    ]
     assert [len(found["ic-mixup"].accuracies) for found in (digits, cifar)] == [10, 8]
-    text = " ".join(section(README, "What we know").split())
+    text = flat(FINDINGS)
     (best, *_) = standings("cifar10_lt_centred.csv", "balanced-mixup")
     assert best.method == "ic-mixup-centred"
     assert f"ahead of it by {best.difference} on CIFAR-10" in text
@@ -274,13 +277,13 @@ def rival(one: Standing) -> str:
     return f"{one.mean:.1f} %" if one.difference is None else str(one.difference)
 
 
-def test_the_readme_s_few_digits_are_made_from_their_rows() -> None:
+def test_few_digits_among_the_findings_are_made_from_their_rows() -> None:
     against_mixup = {one.method: one.difference for one in standings("digits_10.csv", "mixup")}
-    assert f"`ic-mixup` has {against_mixup['ic-mixup']}" in " ".join(section(README, "What we know").split())
+    assert f"`ic-mixup` has {against_mixup['ic-mixup']}" in flat(FINDINGS)
 
 
-def test_the_readme_s_cutmix_is_made_from_its_rows() -> None:
-    text = " ".join(section(README, "What we know").split())
+def test_cutmix_among_the_findings_is_made_from_its_rows() -> None:
+    text = flat(FINDINGS)
     found = {one.method: one for one in standings("cifar10_lt_cutmix.csv", "balanced-mixup-cutmix")}
     assert {len(one.accuracies) for one in found.values()} == {8}
     for method in ("ic-mixup-cutmix", "mixup-cutmix"):
@@ -289,16 +292,21 @@ def test_the_readme_s_cutmix_is_made_from_its_rows() -> None:
     assert f"({ours} % against {theirs})" in text
 
 
-def test_the_readme_s_last_batch_is_made_from_its_rows() -> None:
+def test_the_last_batch_among_the_findings_is_made_from_its_rows() -> None:
     with (ROOT / "results" / "last_batch.csv").open(newline="") as file:
         found = {
             (row["method"], row["drop_last"], row["seed"]): float(row["accuracy"])
             for row in csv.DictReader(file)
         }
-    text = " ".join(section(README, "What we know").split())
-    for method, joined in (("erm", "has {} points"), ("ic-mixup", "{} (small CNN, six seeds")):
+    text = flat(FINDINGS)
+    for method, joined in (("erm", "has {} points"), ("ic-mixup", "{} (six seeds")):
         dropped, kept = ([found[method, drop, str(seed)] for seed in range(6)] for drop in ("True", "False"))
         assert f"`{method}` {joined.format(paired_difference(dropped, kept))}" in text
+
+
+def flat(page: Path) -> str:
+    """A page's text in one line, so that a sentence is found however it is broken."""
+    return " ".join(page.read_text().split())
 
 
 def accuracies(measure: str = "accuracy", **fields: str) -> list[float]:
@@ -332,7 +340,7 @@ def test_the_readme_s_little_data_is_made_from_its_rows() -> None:
             rival = gain.split(":")[0]
             assert gain == f"{rival}: {paired_difference(found[method], found[rival])}"
     each = accuracies(method="ic-mixup", fraction="0.1", mode="elem")
-    text = " ".join(section(README, "What we know").split())
+    text = flat(README)
     assert (
         f"has {each[0]:.2f} on seed 0, where it has {found['ic-mixup'][0]:.2f} with one for the batch" in text
     )
@@ -364,10 +372,6 @@ def test_the_readme_s_strong_recipe_is_made_from_its_rows() -> None:
     table = told("accuracy, ResNet-18")
     assert table == [line(row[0]) for row in table]
     assert all(len(measured(row[0], model)) == 3 for row in table for model in networks)
-    text = " ".join(section(README, "What we know").split())
-    for model, name in zip(networks, ("ResNet-18", "ResNet-32"), strict=True):
-        ours, theirs = (measured(f"ic-mixup-cutmix{form}", model)[0] for form in ("-centred", ""))
-        assert re.search(rf"{ours:.1f} where (`ic-mixup-cutmix`|it) has {theirs:.1f} \({name}\)", text)
 
 
 def test_the_readme_s_tails_of_the_paper_are_made_from_their_rows() -> None:
@@ -388,11 +392,18 @@ def test_the_readme_s_tails_of_the_paper_are_made_from_their_rows() -> None:
     table = told("LT-CIFAR100 0.01")
     assert table == [line(row[0]) for row in table]
     assert {row[0] for row in table} >= set(found["CIFAR10"][0])
-    centred, plain = (
-        accuracies(method=name, fraction="0.1", mode="") for name in ("ic-mixup-centred", "ic-mixup")
-    )
-    text = " ".join(section(README, "What we know").split())
+
+
+def test_the_centred_form_on_larger_networks_is_made_from_its_rows() -> None:
+    text, forms = flat(FINDINGS), ("ic-mixup-centred", "ic-mixup")
+    centred, plain = (accuracies(method=name, fraction="0.1", mode="") for name in forms)
     assert f"it has {paired_difference(centred, plain)} on `ic-mixup`, three seeds" in text
+    for model, name in (("resnet18", "ResNet-18"), ("resnet32", "ResNet-32")):
+        ours, theirs = (
+            accuracies(method=f"ic-mixup-cutmix{form}", model=model, schedule="cosine")[0]
+            for form in ("-centred", "")
+        )
+        assert re.search(rf"{ours:.1f} where (`ic-mixup-cutmix`|it) has {theirs:.1f} \({name}\)", text)
 
 
 def test_the_readme_s_speed_is_made_from_its_rows() -> None:
