@@ -165,7 +165,8 @@ def test_our_own_mistakes_keep_their_traceback(monkeypatch: pytest.MonkeyPatch):
         main(["compare"])
 
 
-def test_stopped_with_control_c_the_same_command_goes_on(tmp_path: Path):
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "batch-system"])
+def test_stopped_the_same_command_goes_on(sent: signal.Signals, tmp_path: Path):
     args = [sys.executable, "-m", "icmixup", "compare", "--per-class", "20", "--methods", "erm"]
     args += ["--seeds", "1", "--epochs", "40"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -173,7 +174,7 @@ def test_stopped_with_control_c_the_same_command_goes_on(tmp_path: Path):
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob("runs/*/log.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors.splitlines()[-1] == "icmixup: stopped; the same command goes on from there"

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.metadata import version
 
@@ -34,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; 0 if it went well, 2 with one sentence if not, 130 if it was stopped, 141 if unheard."""
     args = list(sys.argv[1:] if argv is None else argv)
     try:
-        with warnings.catch_warnings():
+        with terminated_as_interrupted(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # meant for those who write programs
             warnings.showwarning = lambda message, *_: show_warning(message)
             try:
@@ -51,6 +54,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sentence is None or "--debug" in args:
             raise
         return complain(sentence, 2)
+
+
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM, by which batch systems take a machine back, ends a command as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():  # which alone may say what a signal does
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 Command = Callable[[Sequence[str]], int]
