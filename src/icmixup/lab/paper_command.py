@@ -23,6 +23,7 @@ PAPER_HELP = """The paper's tables and figures: its numbers, ours beside them, a
   icmixup paper                                   all of them, and how many of their cells have runs of ours
   icmixup paper table1-right                      one, paper and ours side by side
   icmixup paper table1-right --run-missing        train what is missing; stopped, the same command goes on
+  timeout 50m icmixup paper --run-missing         for fifty minutes; the same command goes on
   icmixup paper --run-missing --seeds 1 --only 'ic-mixup/10 %*' 'ic-*/*0.01/resnet32'
   icmixup paper table2-right --markdown           or --latex, or --json"""
 
