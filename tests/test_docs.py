@@ -329,6 +329,26 @@ def published(table: str, column: str) -> dict[str, str]:
     return {method: f"{number:.2f}" for method, number in numbers.items() if number is not None}
 
 
+def test_parts_and_seeds_among_the_findings_are_made_from_their_rows() -> None:
+    with (ROOT / "results" / "parts.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+
+    def measured(of_part: dict[str, str], varied: str, held: str) -> list[float]:
+        wanted = of_part | {held: "0"}
+        runs = [row for row in found if wanted.items() <= row.items()]
+        assert sorted(row[varied] for row in runs) == ["0", "1", "2", "3", "4", "5"]
+        return [float(row["accuracy"]) for row in runs]
+
+    table = told("mean, %", FINDINGS)
+    parts = ({"fraction": "0.1", "imbalance": "1.0"}, {"fraction": "1.0", "imbalance": "0.01"})
+    for line, of_part in zip(table, parts, strict=True):
+        over_parts, over_seeds = (
+            measured(of_part, *names) for names in (("data_seed", "seed"), ("seed", "data_seed"))
+        )
+        spreads = [f"{stdev(runs):.2f}" for runs in (over_parts, over_seeds)]
+        assert line[1:] == [f"{fmean(over_parts + over_seeds[1:]):.1f}", *spreads]
+
+
 def test_the_readme_s_little_data_is_made_from_its_rows() -> None:
     paper = published("table1-right", "10 %") | published("figure-regmixup", "CIFAR-100 10 %")
     found = {name: accuracies(method=name, fraction="0.1", mode="") for name in METHODS}
