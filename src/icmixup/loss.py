@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from icmixup.checks import check_choice
+from icmixup.checks import check_choice, check_extras, check_rows
 from icmixup.chunked import contrast_chunked
 from icmixup.contrast import DUPLICATES, Duplicates, pick, target_keys
 from icmixup.contrast import contrast as contrast_plain
@@ -298,39 +298,3 @@ def check_choices(
         raise ValueError(f"temperature divides the scores and must be positive, got {temperature}")
     check_choice("duplicates", duplicates, DUPLICATES)
     check_choice("reduction", reduction, REDUCTIONS)
-
-
-def check_rows(scores: Tensor, targets: Tensor) -> None:
-    if targets.dim() == 1:
-        raise ValueError(
-            f"targets are {targets.dtype} of shape {tuple(targets.shape)}, as labels are; the loss wants "
-            f"(B, C) class shares like the scores {tuple(scores.shape)}: mix_targets makes them of labels"
-        )
-    if scores.dim() != 2 or scores.shape != targets.shape:
-        raise ValueError(
-            f"scores are {tuple(scores.shape)} but targets are {tuple(targets.shape)}; "
-            "both must be (pairs, classes): mix_targets turns labels into targets"
-        )
-    if scores.numel() == 0:
-        raise ValueError(f"scores are {tuple(scores.shape)}: an empty batch has no loss; skip it")
-    if not scores.is_floating_point():
-        raise ValueError(f"scores are {scores.dtype}; the loss wants the model's logits, in floating point")
-
-
-def check_extras(
-    scores: Tensor, negatives: tuple[str, ...], class_weights: Tensor | None, virtual: Tensor | None
-) -> None:
-    num_classes = scores.shape[1]
-    if class_weights is not None and class_weights.shape != (num_classes,):
-        raise ValueError(
-            f"class_weights are of shape {tuple(class_weights.shape)}; wanted one a class, ({num_classes},)"
-        )
-    if virtual is not None and (virtual.dim() != 2 or virtual.shape[1] != num_classes or len(virtual) == 0):
-        raise ValueError(
-            f"virtual targets are of shape {tuple(virtual.shape)}; wanted (M, {num_classes}) with M > 0, "
-            "as draw_virtual makes them"
-        )
-    if virtual is not None and "pairs" not in negatives:
-        raise ValueError(
-            f'virtual classifiers stand beside the pairs, but negatives are {negatives}; add "pairs"'
-        )
