@@ -28,9 +28,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from icmixup import infinite_class_loss
-from icmixup.chunked import contrast_chunked
-from icmixup.fused import HAS_TRITON, contrast_fused, fused_available
-from icmixup.lab.runs import provenance
+from icmixup.contrast.chunked import contrast_chunked
+from icmixup.contrast.fused import HAS_TRITON, contrast_fused, fused_available
+from icmixup.lab.training.run_folder import provenance
 
 if HAS_TRITON:
     import triton

@@ -31,14 +31,14 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 import icmixup as icm
-from icmixup.lab.data import Dataset, Split
-from icmixup.lab.engine import warn_of_failure
+from icmixup.lab.datasets import Dataset, Split
+from icmixup.lab.sweep.ray import warn_of_failure
 from icmixup.lab.models import build_model
-from icmixup.lab.recipe import Recipe
-from icmixup.lab.runs import provenance
-from icmixup.lab.threads import run_in_threads
-from icmixup.lab.train import train
-from icmixup.lab.workers import Report, Site
+from icmixup.lab.training.recipe import Recipe
+from icmixup.lab.training.run_folder import provenance
+from icmixup.lab.sweep.threads import run_in_threads
+from icmixup.lab.training.loop import train
+from icmixup.lab.sweep.local import Report, Site
 
 MEAN, STD = (0.50708, 0.48655, 0.44092), (0.26733, 0.25644, 0.27615)
 COLUMNS = (

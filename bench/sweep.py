@@ -18,11 +18,11 @@ from pathlib import Path
 
 from step import COLUMNS, write_row
 
-from icmixup.lab.compare import compare
-from icmixup.lab.ranks import pick_device
-from icmixup.lab.recipe import QUICK, Recipe
-from icmixup.lab.runs import provenance
-from icmixup.lab.workers import count_workers
+from icmixup.lab.comparison.compare import compare
+from icmixup.lab.training.ranks import pick_device
+from icmixup.lab.training.recipe import QUICK, Recipe
+from icmixup.lab.training.run_folder import provenance
+from icmixup.lab.sweep.local import count_workers
 
 METHODS = ("mixup", "ic-mixup")
 

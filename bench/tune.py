@@ -15,8 +15,8 @@ import torch
 from loss import Case, chunked_loss, draw, fused_loss, median_ms, once
 from torch import Tensor
 
-from icmixup.fused import contrast_fused
-from icmixup.launch import Tiles
+from icmixup.contrast.fused import contrast_fused
+from icmixup.contrast.launch import Tiles
 
 # classifiers, images, warps, groups a multiprocessor
 SUMS = (

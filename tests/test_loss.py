@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from icmixup import InfiniteClassLoss, draw_mixup, draw_virtual, infinite_class_loss, mix_targets
-from icmixup.contrast import target_keys
+from icmixup.contrast.plain import target_keys
 
 B, C, M = 7, 5, 3
 AXIS = pytest.mark.parametrize("axis", ["class", "pair"])

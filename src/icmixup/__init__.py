@@ -6,7 +6,7 @@
 >>> loss = icm.infinite_class_loss(model(inputs), targets)       # Eq. 9
 """
 
-from icmixup.cached import cached_backward
+from icmixup.large_batch import cached_backward
 from icmixup.hidden import mix_hidden
 from icmixup.loss import AXES, InfiniteClassLoss, infinite_class_loss
 from icmixup.methods import METHODS, Method, training_loss
@@ -21,7 +21,7 @@ from icmixup.pairs import (
     mix_targets,
     mixed_accuracy,
 )
-from icmixup.temperature import fit_temperature
+from icmixup.calibration import fit_temperature
 
 __all__ = [
     "AXES",

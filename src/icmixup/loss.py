@@ -14,12 +14,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from icmixup.checks import check_choice, check_extras, check_rows
-from icmixup.chunked import contrast_chunked
-from icmixup.contrast import DUPLICATES, Duplicates, pick, target_keys
-from icmixup.contrast import contrast as contrast_plain
-from icmixup.fused import contrast_fused, prefer_chunked, prefer_fused
-from icmixup.gather import Ranks, gather_rows, meet_ranks
+from icmixup._checks import check_choice, check_extras, check_rows
+from icmixup.contrast.chunked import contrast_chunked
+from icmixup.contrast.plain import DUPLICATES, Duplicates, pick, target_keys
+from icmixup.contrast.plain import contrast as contrast_plain
+from icmixup.contrast.fused import contrast_fused, prefer_chunked, prefer_fused
+from icmixup.distributed import Ranks, gather_rows, meet_ranks
 
 AXES = ("class", "pair")
 NEGATIVES = (("pairs",), ("sources",), ("classes",), ("pairs", "classes"))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from icmixup.checks import (
+from icmixup._checks import (
     check_batch,
     check_choice,
     check_classes,

@@ -1,0 +1,1 @@
+"""What trained networks do between two classes: the paper's last figure."""

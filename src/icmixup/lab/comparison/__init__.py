@@ -1,0 +1,1 @@
+"""Several methods and seeds on the same data: statistics, tables, figures."""

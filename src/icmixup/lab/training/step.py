@@ -1,0 +1,295 @@
+"""One training step, eager or as one CUDA graph, and the learner it changes.
+
+B images in a batch    N images in an epoch
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from icmixup.hidden import hidden_modules
+from icmixup.lab.augment import normaliser
+from icmixup.lab.datasets import Dataset
+from icmixup.lab.models import build_model
+from icmixup.lab.training.recipe import Recipe
+from icmixup.methods import Method, training_loss
+
+WARM_UP_STEPS = 3  # before a capture: cuDNN picks its algorithms, autograd and the optimizer allocate
+# At a batch of 128 many kernels are small: side by side in one launch, begun before the one before has ended,
+# and with tiles that were tried out, they cost less (docs/log.md). What a torch does not know is left out.
+COMPILE_OPTIONS = {"combo_kernels": True, "max_autotune_pointwise": True, "triton.enable_pdl": True}
+PREPARING = threading.Lock()  # one thread at a time compiles and captures, or evaluates
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What training changes: weights, their average, the optimizer and its learning rate."""
+
+    model: nn.Module  # the plain module: its weights are the learner's
+    forward: nn.Module  # what a full batch goes through: the model, compiled or wrapped for several ranks
+    average: nn.Module | None
+    optimizer: torch.optim.SGD
+    lr: Tensor  # () on the device, so that a captured step can read it
+    generator: torch.Generator  # of mixing
+
+    @property
+    def device(self) -> torch.device:
+        return self.lr.device
+
+    @property
+    def tested(self) -> nn.Module:
+        """The weights that are evaluated."""
+        return self.model if self.average is None else self.average
+
+    def state(self) -> dict[str, object]:
+        average = None if self.average is None else self.average.state_dict()
+        return {
+            "model": self.model.state_dict(),
+            "average": average,
+            "optimizer": self.optimizer.state_dict(),
+        }
+
+    def load(self, state: dict[str, object]) -> None:
+        self.model.load_state_dict(state["model"])  # type: ignore[arg-type]
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])  # type: ignore[arg-type]
+        self.optimizer.load_state_dict(state["optimizer"])  # type: ignore[arg-type]
+        for group in self.optimizer.param_groups:  # loading puts a copy there
+            group["lr"] = self.lr
+
+    def is_finite(self) -> bool:
+        """Whether everything that training changes is a number still; the host waits for the device once."""
+        floats = [tensor for tensor in self.tensors() if tensor.is_floating_point()]
+        return bool(torch.stack(torch._foreach_norm(floats, torch.inf)).isfinite().all())
+
+    def tensors(self) -> list[Tensor]:
+        """Everything that a step changes, for a snapshot."""
+        parts = list(self.model.state_dict().values())
+        if self.average is not None:
+            parts += list(self.average.state_dict().values())
+        return parts + [state["momentum_buffer"] for state in self.optimizer.state.values()]
+
+
+def make_learner(recipe: Recipe, dataset: Dataset, wrap: Callable[[nn.Module], nn.Module]) -> Learner:
+    """A learner at its start: the seed's own weights, no momentum yet."""
+    images = dataset.train.images
+    device = images.device
+    model = build_model(recipe.model, dataset.num_classes, channels=images.shape[1], seed=recipe.seed)
+    model = place(model, device)
+    forward = model
+    # Hooks come and go in Manifold Mixup; a compiled model would be compiled again at each.
+    if recipe.compile and recipe.method_at(0).draw != "manifold":
+        kind = (recipe.model, dataset.num_classes, images.shape[1], device)
+        shared, forward = compiled_model(*kind, threading.get_ident())
+        shared.load_state_dict(model.state_dict())
+        model = shared
+    lr = torch.zeros((), device=device)
+    return Learner(
+        model=model,
+        forward=wrap(forward),
+        average=copy.deepcopy(model) if recipe.ema is not None else None,
+        optimizer=make_optimizer(model, recipe, lr),
+        lr=lr,
+        generator=torch.Generator(device),
+    )
+
+
+def make_optimizer(model: nn.Module, recipe: Recipe, lr: Tensor) -> torch.optim.SGD:
+    optimizer = torch.optim.SGD(
+        model.parameters(),
+        lr=lr,
+        momentum=recipe.momentum,
+        nesterov=recipe.nesterov,
+        weight_decay=recipe.weight_decay,
+        fused=True,
+    )
+    # Zero is what no momentum is; there from the start, it can be put back after a warm-up.
+    for weight in model.parameters():
+        optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+    return optimizer
+
+
+@functools.cache
+def compiled_model(
+    name: str, num_classes: int, channels: int, device: torch.device, thread: int
+) -> tuple[nn.Module, nn.Module]:
+    """A module and its compiled form, made once a thread: later runs put their weights into it.
+
+    Threads have weights of their own; what was compiled for one serves the others too.
+    """
+    model = build_model(name, num_classes, channels=channels, seed=0)
+    model = place(model, device)
+    known = torch._inductor.list_options()
+    options = {option: value for option, value in COMPILE_OPTIONS.items() if option in known}
+    return model, torch.compile(model, dynamic=False, options=options)  # type: ignore[arg-type, return-value]
+
+
+def place(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model on its device, channels last, which convolutions are faster with on GPUs and CPUs alike."""
+    return model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+Step = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
+
+
+def make_step(learner: Learner, recipe: Recipe, method: Method, dataset: Dataset) -> Step:
+    """The step: (B, ...) bytes, (B,) labels and the learning rate in, loss out, learner changed."""
+    device = learner.device
+    shift, scale = normaliser(*(torch.tensor(x, device=device) for x in (dataset.mean, dataset.std)))
+    class_counts = dataset.class_counts.to(device, torch.float32)
+    dtype = autocast_dtype(recipe, device)
+    weights = list(learner.model.parameters())
+    # Asked of the plain module: a wrapper for several ranks does not pass its names on.
+    hidden = hidden_modules(learner.model) if method.draw == "manifold" else None
+
+    def step(images: Tensor, labels: Tensor, lr: Tensor, whole: bool) -> Tensor:
+        learner.lr.copy_(lr)
+        inputs = torch.addcmul(shift, images.contiguous(memory_format=torch.channels_last), scale)
+        # A short last batch goes through the plain module: compiled code is for one shape.
+        model = learner.forward if whole or not recipe.compile else learner.model
+        with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+            loss = training_loss(
+                model, inputs, labels, method, class_counts, generator=learner.generator, hidden=hidden
+            )
+        learner.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if recipe.clip_norm is not None:
+            nn.utils.clip_grad_norm_(weights, recipe.clip_norm)
+        learner.optimizer.step()
+        if learner.average is not None and recipe.ema is not None:
+            follow(learner.average, learner.model, recipe.ema)
+        return loss.detach().float()
+
+    return step
+
+
+def autocast_dtype(recipe: Recipe, device: torch.device) -> torch.dtype | None:
+    """bfloat16 where the recipe or the device asks for it, else None."""
+    wanted = recipe.precision == "bfloat16" or (recipe.precision == "auto" and device.type == "cuda")
+    return torch.bfloat16 if wanted else None
+
+
+@torch.no_grad()
+def follow(average: nn.Module, model: nn.Module, decay: float) -> None:
+    """average <- decay average + (1 - decay) model; counters, being integers, are copied."""
+    pairs = list(zip(average.state_dict().values(), model.state_dict().values(), strict=True))
+    floats = [(a, m) for a, m in pairs if a.is_floating_point()]
+    torch._foreach_lerp_([a for a, _ in floats], [m for _, m in floats], 1 - decay)
+    for a, m in pairs:
+        if not a.is_floating_point():
+            a.copy_(m)
+
+
+class Epoch(NamedTuple):
+    """One pass over the training images; refilled in place, since captured steps read it where it is."""
+
+    images: Tensor  # (N, channels, H, W) uint8, augmented
+    labels: Tensor  # (N,)
+    lrs: Tensor  # (steps,) learning rate of each step
+    batch_size: int
+
+    def batch(self, number: int) -> tuple[Tensor, Tensor, Tensor, bool]:
+        """What step `number` takes."""
+        rows = slice(number * self.batch_size, (number + 1) * self.batch_size)
+        labels = self.labels[rows]
+        return self.images[rows], labels, self.lrs[number], len(labels) == self.batch_size
+
+
+class GraphedEpoch:
+    """All steps of an epoch, each one CUDA graph: gather, mix, forward, loss, backward, optimizer.
+
+    A step reads its batch at a cursor on the device and moves it on by itself, so it costs the host one
+    launch. A short last batch has a graph of its own.
+    """
+
+    def __init__(self, learner: Learner, step: Step, epoch: Epoch) -> None:
+        self.epoch = epoch
+        self.kept: list[object] = [step]  # what a graph reads must live as long as the graph
+        self.place = torch.zeros(1, dtype=torch.int64, device=epoch.images.device)  # number of the next step
+        self.losses = torch.zeros_like(epoch.lrs)
+        whole, rest = divmod(len(epoch.labels), epoch.batch_size)
+        sizes = [epoch.batch_size] * (whole > 0) + [rest] * (rest > 0)
+        with PREPARING, trying_algorithms():
+            graphs = [self.capture(learner, step, size) for size in sizes]
+        self.graphs = graphs[:1] * whole + graphs[-1:] * (rest > 0)
+
+    def capture(self, learner: Learner, step: Step, size: int) -> torch.cuda.CUDAGraph:
+        rows = torch.arange(size, device=self.place.device)
+        self.kept.append(rows)
+
+        def run() -> None:
+            batch = torch.add(rows, self.place, alpha=self.epoch.batch_size)
+            images, labels = (part.index_select(0, batch) for part in (self.epoch.images, self.epoch.labels))
+            lr = self.epoch.lrs.index_select(0, self.place)[0]
+            loss = step(images, labels, lr, size == self.epoch.batch_size)
+            self.losses.index_copy_(0, self.place, loss.view(1))
+            self.place.add_(1)
+
+        # The warm-up must find a batch, wherever the cursor will be when the graph is used.
+        self.place.fill_(0)
+        return capture(run, [*learner.tensors(), self.place], learner)
+
+    def __call__(self) -> Tensor:
+        """Run the epoch; (steps,) losses."""
+        self.place.zero_()
+        for graph in self.graphs:
+            graph.replay()
+        return self.losses
+
+
+def capture(run: Callable[[], None], changed: list[Tensor], learner: Learner) -> torch.cuda.CUDAGraph:
+    """Capture `run`; what it changes is put back after the warm-up that a capture needs."""
+    before = [tensor.clone() for tensor in changed]
+    stream = warm_up_stream(learner.device)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP_STEPS):
+            run()
+            for tensor, value in zip(changed, before, strict=True):
+                tensor.copy_(value)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(learner.generator)
+    learner.optimizer.zero_grad()
+    # Other threads may allocate and wait meanwhile: that is no part of this capture.
+    with without_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        run()
+    return graph
+
+
+@contextmanager
+def trying_algorithms() -> Iterator[None]:
+    """Within, cuDNN tries its algorithms on each new shape; it keeps to the fastest from then on."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+@functools.cache
+def warm_up_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all, under PREPARING: each stream that a matrix product ran on keeps a workspace."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """No garbage is collected within: an old graph that is freed would spoil a capture."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,309 @@
+"""The command line: real commands on digits, one sentence for every mistake, flags that follow Recipe."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+import torch
+
+from icmixup.lab.cli import explain, main
+from icmixup.lab.cli.commands import say_last_batch
+from icmixup.lab.cli.flags import parse_compare, parse_train
+from icmixup.lab.training.recipe import QUICK, RECIPES, Recipe
+
+TINY = ("--per-class", "20", "--epochs", "1")
+
+
+def icmixup(*args: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    command = [sys.executable, "-m", "icmixup", *args]
+    return subprocess.run(
+        command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder to work in, with one thread, since the tests share the machine."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ICMIXUP_DATA", raising=False)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield tmp_path
+    torch.set_num_threads(threads)
+
+
+def test_compare_prints_a_table_and_writes_three_files(tmp_path: Path):
+    args = ("compare", "digits", *TINY, "--methods", "erm,mixup", "ic-mixup", "--seeds", "2")
+    done = icmixup(*args, folder=tmp_path, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    for text in ("accuracy %", "against mixup", "[95 % interval]", "NLL", "baseline", "Verdict: "):
+        assert text in done.stdout
+    assert "recipe quick: small-cnn, 1 epoch of 200 images" in done.stderr
+    assert "[6/6] " in done.stderr
+    assert "ic-mixup seed 1: accuracy" in done.stderr
+    assert "seed 1: accuracy" not in done.stdout
+    stored = json.loads((tmp_path / "runs" / "comparison.json").read_text())
+    assert {name: len(entry["accuracies"]) for name, entry in stored["methods"].items()} == {
+        "erm": 2,
+        "mixup": 2,
+        "ic-mixup": 2,
+    }
+    assert (tmp_path / "runs" / "comparison.csv").read_text().count("\n") == 7
+    assert (tmp_path / "runs" / "comparison.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_train_prints_one_line_with_its_folder(here: Path, capsys: pytest.CaptureFixture[str]):
+    args = ["train", "--recipe", "quick", "--dataset", "digits", *TINY, "--method", "ic-remix", "--seed", "4"]
+    assert main(args) == 0
+    line = capsys.readouterr().out
+    folder = here / line.split()[0]
+    assert "digits-20each.small-cnn.ic-remix.s4" in folder.name
+    row = json.loads((folder / "result.json").read_text())
+    assert f"epoch 1/1  loss {row['loss']:.3f}  accuracy {row['accuracy']:.1f}" in line
+
+
+def test_fresh_trains_again_what_is_kept_otherwise(here: Path):
+    args = ["train", "--recipe", "quick", "--dataset", "digits", *TINY]
+
+    def stamp() -> int:
+        assert main(args) == 0
+        return next(here.glob("runs/*/result.json")).stat().st_mtime_ns
+
+    first = stamp()
+    assert stamp() == first
+    args.append("--fresh")
+    assert stamp() > first
+
+
+MISTAKES = [
+    (["compare", "digit"], "digits"),
+    (["compare", "./photso"], "did you mean photos?"),
+    (["compare", "./nothing-like-it"], "no folder './nothing-like-it'"),
+    (["compare", "./file.txt"], "is a file"),
+    (["compare", "./photos"], "photos"),
+    (["compare", "--methods", "erm", "ic-mixpu"], "no method 'ic-mixpu'; did you mean ic-mixup"),
+    (["compare", "--model", "small-cn"], "small-cnn"),
+    (["compare", "--baseline", "remix", "--methods", "erm", "mixup"], "'remix' is not among the methods"),
+    (["compare", "--seeds", "0"], "--seeds 0"),
+    (["compare", "--budget", "soon"], "5m"),
+    (["compare", "--device", "gpu"], "no device 'gpu'"),
+    (["compare", "--imbalance", "0"], "imbalance"),
+    (["compare", "--imbalance", "0.0001"], "imbalance 0.0001"),
+    (["compare", "--fraction", "2"], "fraction"),
+    (["compare", "--per-class", "5000"], "5000"),
+    (["compare", "--batch-size", "5000"], "a batch of 5000"),
+    (["compare", "--epochs", "0"], "epochs"),
+    (["compare", *TINY, "--lr", "1e30", "--methods", "erm", "--seeds", "1"], "no run has a result"),
+    (["train", "--recipe", "quick", "--dataset", "digits", *TINY, "--lr", "1e30"], "became nan"),
+    (["train", "--method", "mixpu"], "no method 'mixpu'; did you mean mixup"),
+    (["data", "get"], "needs a name"),
+    (["data", "check", "cifar100"], "cifar-100-binary.tar.gz"),
+    (["data", "check", "cifar1000"], "did you mean cifar100"),
+    (["compair"], "did you mean compare?"),
+]
+
+
+@pytest.mark.parametrize(("args", "wanted"), MISTAKES, ids=[" ".join(args) for args, _ in MISTAKES])
+def test_a_mistake_gets_one_sentence_and_exit_code_2(
+    args: list[str], wanted: str, here: Path, capsys: pytest.CaptureFixture[str]
+):
+    (here / "photos").mkdir()
+    (here / "file.txt").touch()
+    assert main(args) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("icmixup: ")
+    assert wanted in last
+
+
+@pytest.mark.parametrize("args", [["--recipe", "fast"], ["--lr", "much"], ["--lrr", "1"]], ids=" ".join)
+def test_a_flag_that_cannot_be_read_is_exit_code_2_too(args: list[str], capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as exit_:
+        main(["compare", *args])
+    assert exit_.value.code == 2
+    assert args[0] in capsys.readouterr().err
+
+
+def test_a_mistake_shows_no_traceback_unless_debug_is_asked_for(tmp_path: Path):
+    plain = icmixup("compare", "--fraction", "2", folder=tmp_path)
+    assert plain.returncode == 2
+    assert plain.stdout == ""
+    assert plain.stderr.startswith("icmixup: fraction")
+    assert plain.stderr.count("\n") == 1
+    loud = icmixup("compare", "--fraction", "2", "--debug", folder=tmp_path)
+    assert loud.returncode != 0
+    assert "Traceback" in loud.stderr
+    assert "ValueError: fraction" in loud.stderr
+
+
+def test_errors_of_the_system_are_sentences():
+    full = explain(OSError(errno.ENOSPC, "No space left on device", "runs/a/checkpoint.pt"))
+    assert full is not None
+    assert full.startswith("the disk is full, writing runs/a/checkpoint.pt; free some room")
+    assert explain(PermissionError(errno.EACCES, "Permission denied", "runs")) == "Permission denied: runs"
+    assert explain(ValueError("two\n  lines")) == "two lines"
+    assert "pip install icmixup[lab]" in str(explain(ModuleNotFoundError("no rich", name="rich")))
+    assert explain(KeyError("our mistake")) is None
+
+
+def test_our_own_mistakes_keep_their_traceback(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("icmixup.lab.cli.compare", lambda _: {}["missing"])
+    with pytest.raises(KeyError):
+        main(["compare"])
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "batch-system"])
+def test_stopped_the_same_command_goes_on(sent: signal.Signals, tmp_path: Path):
+    args = [sys.executable, "-m", "icmixup", "compare", "--per-class", "20", "--methods", "erm"]
+    args += ["--seeds", "1", "--epochs", "40"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(args, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("runs/*/log.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(sent)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.splitlines()[-1] == "icmixup: stopped; the same command goes on from there"
+    again = subprocess.run(args, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert again.returncode == 0, again.stderr
+    assert "Verdict" in again.stdout
+
+
+@pytest.mark.parametrize("args", [["--help"], ["compare", "--help"], ["data", "list"]], ids=" ".join)
+def test_a_reader_who_has_seen_enough_gets_no_complaint(args: list[str], tmp_path: Path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "icmixup", *args]
+    done = subprocess.run(
+        command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, timeout=120, check=False
+    )
+    os.close(writer)
+    assert done.stderr == b""
+    assert done.returncode in (141, 1)  # 1 is rich's own
+
+
+@pytest.mark.slow
+def test_under_torchrun_one_rank_speaks_for_all(tmp_path: Path):
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    methods = ["--methods", "erm", "mixup", "ic-mixup", "--seeds", "1", "--device", "cpu"]
+    command = [*run, "icmixup", "compare", *TINY, *methods]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        out, errors = process.communicate(timeout=120)
+    finally:
+        process.terminate()  # torchrun then ends its ranks; killed, it would leave them behind
+    assert process.returncode == 0, errors
+    assert out.count("Verdict") == 1
+    assert errors.count("[3/3] ic-mixup seed 0") == 1
+
+
+@pytest.mark.parametrize("start", RECIPES)
+def test_every_field_of_a_recipe_is_a_flag(start: str):
+    assert parse_train(["--recipe", start]).run == RECIPES[start]
+    text = help_of("train")
+    for field in dataclasses.fields(Recipe):
+        assert f"--{field.name.replace('_', '-')}" in text
+
+
+def test_a_comparison_has_the_flags_of_a_recipe_but_for_data_and_method():
+    text = help_of("compare")
+    for field in dataclasses.fields(Recipe):
+        wanted = field.name not in ("dataset", "method")
+        assert (f"--{field.name.replace('_', '-')} " in text.replace(",", " ")) == wanted, field.name
+
+
+def help_of(command: str) -> str:
+    text = io.StringIO()
+    with redirect_stdout(text), pytest.raises(SystemExit) as exit_:
+        main([command, "--help"])
+    assert exit_.value.code == 0
+    return text.getvalue()
+
+
+def test_flags_change_the_recipe_that_was_chosen():
+    flags, start = parse_compare(
+        ["digits", "--recipe", "paper", "--lr", "0.3", "--no-flip", "--lr-drops", "5", "9"]
+    )
+    wanted = dataclasses.replace(RECIPES["paper"], dataset="digits", lr=0.3, flip=False, lr_drops=(5, 9))
+    assert dataclasses.replace(flags.recipe(), method=wanted.method) == wanted
+    assert start == "paper"
+
+
+def test_digits_are_compared_with_the_quick_recipe():
+    flags, start = parse_compare([])
+    assert start == "quick"
+    assert flags.recipe() == dataclasses.replace(QUICK, dataset="digits", method=flags.recipe().method)
+
+
+def test_the_recipe_for_other_data_follows_the_machine(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    flags, start = parse_compare(["cifar10"])
+    assert (start, flags.shared.model) == ("strong", RECIPES["strong"].model)
+    assert parse_compare(["cifar10", "--device", "cpu"])[1] == "quick"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert parse_compare(["cifar10"])[1] == "quick"
+
+
+@pytest.mark.parametrize("args", [["--help"], ["compare", "--help"]], ids=" ".join)
+def test_help_shows_examples_and_loads_nothing_heavy(args: list[str]):
+    code = (
+        f"import sys; from icmixup.lab.cli import main; args = {args}; heavy = "
+        "{'scipy', 'sklearn', 'matplotlib', 'torchmetrics', 'datasets', 'icmixup.lab.training.loop'}\n"
+        "try: main(args)\nexcept SystemExit: pass\nsys.stderr.write(' '.join(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr == ""
+    assert "icmixup compare path/to/images" in done.stdout
+
+
+def test_data_list_and_check_describe_what_is_here(here: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["data", "list"]) == 0
+    listing = capsys.readouterr().out
+    for name in ("digits", "cifar100", "hf:owner/name", "icmixup data get cifar100"):
+        assert name in listing
+    assert main(["data", "check", "digits"]) == 0
+    assert "every class has train images" in capsys.readouterr().out
+    assert main(["data", "get", "digits"]) == 0
+    assert "1,198" in capsys.readouterr().out
+
+
+def test_version_and_bare_command(capsys: pytest.CaptureFixture[str]):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("icmixup 0.")
+    assert main([]) == 0
+    assert "usage: icmixup" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("images", "fields", "words"),
+    [
+        (5000, {}, "ends with a batch of 8 images, .* --drop-last"),
+        (129, {}, "ends with a batch of 1 image,"),
+        (5000, {"drop_last": True}, ""),
+        (5120, {}, ""),
+        (128 + 32, {}, ""),
+        (20, {}, ""),  # refused elsewhere
+    ],
+)
+def test_a_last_batch_far_below_the_others_is_worth_a_word(
+    images: int, fields: dict[str, bool], words: str
+) -> None:
+    said = say_last_batch(Recipe(batch_size=128, **fields), images)
+    assert re.search(words, said) if words else said == ""

@@ -1,0 +1,263 @@
+"""The paper's tables as data: its numbers, every cell a recipe, and every kind of run rehearsed."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from icmixup.lab.paper.published import TABLES
+from icmixup.lab.paper.page import results_page
+from icmixup.lab.paper.render import as_json, as_latex, as_markdown, print_table
+from icmixup.lab.paper.fill import FilledTable, fill_table, index_results
+from icmixup.lab.training.recipe import STRONG, Recipe
+from icmixup.lab.paper.results import MADE, METRICS, Result, Results
+
+CELLS = [(table, cell) for table in TABLES.values() for cell in table.cells()]
+PAPER_NAMES = [
+    *("table1-left", "table1-right", "figure-regmixup", "table2-left", "table2-middle", "table2-right"),
+    *("figure-confidence", "figure-difference", "baselines"),
+]
+# Lines of the paper's LaTeX, as printed, typed here once more.
+PRINTED = {
+    ("table1-left", "both axes"): "76.20 & 77.90 & 77.08",
+    ("table1-left", "class axis"): "74.90 & 76.75 & 76.17",
+    ("table1-left", "pair axis"): "75.38 & 77.62 & 76.09",
+    ("table1-right", "No Mixup"): "76.52 & 66.31 & 46.78 & 26.55",
+    ("table1-right", "Mixup"): "77.33 & 68.39 & 49.68 & 28.21",
+    ("table1-right", "IC-Mixup (c)"): "76.75 & 68.95 & 48.58 & 30.38",
+    ("table1-right", "IC-Mixup (p)"): "77.62 & 69.23 & 50.72 & 28.29",
+    ("table1-right", "IC-Mixup"): "77.90 & 68.89 & 50.48 & 30.19",
+    ("baselines", "IC-Mixup"): "77.90 & 30.19",
+    ("baselines", "IC-Mixup (c)"): "76.75 & 30.38",
+    ("table2-left", "No Mixup"): "41.96 & 45.58",
+    ("table2-left", "Mixup"): "43.83 & 47.63",
+    ("table2-left", "IC-Mixup"): "43.11 & 49.03",
+    ("table2-left", "RegMixup"): "47.55 & 53.17",
+    ("table2-left", "IC-RegMixup"): "47.67 & 55.54",
+    ("table2-middle", "Bietti et al. 2019"): "51.03",
+    ("table2-middle", "Oyallon et al. 2017"): "54.21",
+    ("table2-middle", "Kayhan and van Gemert 2020"): "55.00",
+    ("table2-middle", "Ulicny et al. 2019"): "56.50",
+    ("table2-middle", "Kobayashi 2021"): "57.50",
+    ("table2-middle", "Brigato et al. 2021"): "58.22",
+    ("table2-middle", "+ IC-RegMixup"): "61.84",
+    ("table2-right", "ERM"): "58.54 & 37.44 & 88.63 & 71.87",
+    ("table2-right", "Mixup"): "62.68 & 39.21 & 89.63 & 72.82",
+    ("table2-right", "IC-Mixup"): "64.30 & 43.31 & 89.89 & 76.81",
+    ("table2-right", "Remix"): "61.36 & 38.04 & 89.57 & 72.65",
+    ("table2-right", "IC-Remix"): "64.56 & 46.01 & 90.26 & 79.28",
+}
+
+
+def test_all_tables_and_figures_of_the_paper_are_there_and_the_ablations_behind_them() -> None:
+    assert list(TABLES)[: len(PAPER_NAMES)] == PAPER_NAMES
+    ablations = ["lam", "duplicates", "negatives", "joint"]
+    ablations += ["temperature", "remix", "centred", "last-batch", "long-tail"]
+    assert list(TABLES)[len(PAPER_NAMES) :] == ablations
+    assert all(table.in_paper == (name in PAPER_NAMES) for name, table in TABLES.items())
+
+
+@pytest.mark.parametrize(("name", "row"), PRINTED)
+def test_published_numbers_are_the_papers(name: str, row: str) -> None:
+    table = TABLES[name]
+    stored = [table.paper_says(row, column) for column in table.columns]
+    assert stored == [float(number) for number in PRINTED[name, row].split("&")]
+
+
+def test_no_number_is_published_that_the_paper_does_not_print() -> None:
+    rows = {(name, row) for name, table in TABLES.items() for row in table.published}
+    figure = {("figure-regmixup", "RegMixup"), ("figure-regmixup", "IC-RegMixup")}
+    assert rows == set(PRINTED) | figure
+    table = TABLES["figure-regmixup"]
+    printed = {(r, c): table.paper_says(r, c) for r in table.rows for c in table.columns}
+    assert {place: value for place, value in printed.items() if value is not None} == {
+        ("RegMixup", "CIFAR-100 100 %"): 77.99,
+        ("IC-RegMixup", "CIFAR-100 100 %"): 78.83,
+        ("RegMixup", "CIFAR-100 10 %"): 29.84,
+        ("IC-RegMixup", "CIFAR-100 10 %"): 36.91,
+    }
+
+
+def test_every_row_of_numbers_is_as_long_as_its_table_and_names_a_row_of_it() -> None:
+    for table in TABLES.values():
+        for numbers in (table.published, table.printed_gains):
+            assert set(numbers) <= set(table.rows)
+            assert {len(row) for row in numbers.values()} <= {len(table.columns)}
+        assert {row for pair in table.gains for row in pair} <= set(table.rows)
+
+
+TENTH = Recipe(fraction=0.1)
+TAIL = Recipe(imbalance=0.01)
+PLACES = {
+    ("table1-left", "pair axis", "batch 512"): Recipe(method="ic-mixup-p", batch_size=512),
+    ("table1-right", "No Mixup", "25 %"): Recipe(method="erm", fraction=0.25),
+    ("figure-regmixup", "RegMixup", "CIFAR-10 10 %"): replace(TENTH, dataset="cifar10", method="regmixup"),
+    ("table2-left", "Mixup", "ciFAIR-100"): Recipe(dataset="cifair100", per_class=50, method="mixup"),
+    ("figure-confidence", "IC-Mixup", "accuracy"): Recipe(),
+    ("baselines", "all original classes", "100 %"): Recipe(method="ic-mixup-classes"),
+    ("lam", "batch", "IC-Mixup, CIFAR-100 10 %"): TENTH,
+    ("lam", "elem", "IC-Mixup, CIFAR-100 10 %"): replace(TENTH, mode="elem"),
+    ("duplicates", "ignore", "IC-Mixup, LT-CIFAR100 0.01"): replace(TAIL, duplicates="ignore"),
+    ("joint", "one forward", "RegMixup, CIFAR-100 10 %"): replace(TENTH, method="regmixup", joint=True),
+    ("long-tail", "erm", "LT-CIFAR100, strong, resnet18"): replace(STRONG, imbalance=0.01, method="erm"),
+    ("long-tail", "balanced", "LT-CIFAR100, paper, resnet34"): replace(TAIL, method="balanced"),
+    ("long-tail", "mixup", "LT-CIFAR10, paper, resnet34"): replace(TAIL, dataset="cifar10", method="mixup"),
+}
+
+
+@pytest.mark.parametrize(("name", "row", "column"), PLACES)
+def test_a_cell_is_the_recipe_that_its_place_says(name: str, row: str, column: str) -> None:
+    assert TABLES[name].recipe(row, column) == PLACES[name, row, column]
+
+
+def test_the_long_tailed_table_has_both_networks() -> None:
+    ours = [
+        TABLES["table2-right"].recipe("IC-Remix", "LT-CIFAR10 0.01", name)
+        for name in ("resnet34", "resnet32")
+    ]
+    expected = replace(TAIL, dataset="cifar10", method="ic-remix")
+    assert ours == [expected, replace(expected, model="resnet32")]
+
+
+def test_the_tuned_recipe_is_that_of_the_deic_benchmark() -> None:
+    tuned = TABLES["table2-middle"].recipe("+ IC-RegMixup", "ciFAIR-10")
+    data = {"dataset": "cifair10", "per_class": 50, "split": 0, "padding_mode": "reflect", "rotation": 0.0}
+    steps = {"epochs": 500, "batch_size": 10, "lr": 4.55e-3, "weight_decay": 5.29e-3, "schedule": "cosine"}
+    assert tuned == replace(Recipe(model="wrn16-8", method="ic-regmixup"), **data, **steps)
+    assert (tuned.padding, tuned.flip, tuned.nesterov) == (4, True, False)
+    assert TABLES["table2-middle"].recipe("Kobayashi 2021", "ciFAIR-10") is None
+    assert TABLES["table2-middle"].runs == 10
+
+
+def made_result(recipe: Recipe, accuracy: float, line: int = 2, **numbers: object) -> Result:
+    empty: dict[str, Any] = dict.fromkeys((*METRICS, *MADE))
+    return Result(recipe, {**empty, "accuracy": accuracy, "device": "H200", **numbers}, line)
+
+
+def fill(name: str, *runs: tuple[str, str, str, list[float]]) -> FilledTable:
+    """A table with made accuracies, by seed, in some of its cells."""
+    results = []
+    for row, column, variant, accuracies in runs:
+        recipe = TABLES[name].recipe(row, column, variant)
+        assert recipe is not None
+        results += [made_result(replace(recipe, seed=seed), value) for seed, value in enumerate(accuracies)]
+    return fill_table(TABLES[name], index_results(results))
+
+
+def test_differences_and_gains_are_computed_from_cells() -> None:
+    filled = fill(
+        "table1-right",
+        ("Mixup", "10 %", "ours", [28.0, 29.0, 30.0]),
+        ("IC-Mixup", "10 %", "ours", [31.0, 33.0, 32.0, 99.0]),
+    )
+    mixup = filled.entry("Mixup", "10 %")
+    assert (mixup.ours[0].mean, mixup.ours[0].std, mixup.ours[0].n) == (29.0, 1.0, 3)
+    assert mixup.difference(mixup.ours[0]) == pytest.approx(29.0 - 28.21)
+    gain = filled.entry("IC-Mixup less Mixup", "10 %")
+    assert gain.paper == pytest.approx(30.19 - 28.21)
+    assert gain.ours[0].mean == pytest.approx(3.0)  # of the three seeds that both have
+    assert gain.ours[0].n == 3
+    assert filled.filled == 2
+
+
+def test_more_than_two_standard_deviations_is_said_and_less_is_not() -> None:
+    far = fill("table1-right", ("IC-Mixup", "10 %", "ours", [32.2, 32.4, 32.6]))
+    assert "IC-Mixup, 10 %: ours, 32.40 ± 0.20 (3 runs), is 2.21 above the paper's 30.19" in far.notes[0]
+    near = fill("table1-right", ("IC-Mixup", "10 %", "ours", [30.0, 30.2, 30.5]))
+    assert not any(note.startswith("Deviates") for note in near.notes)
+    single = fill("table1-right", ("IC-Mixup", "10 %", "ours", [60.0]))
+    assert not any(note.startswith("Deviates") for note in single.notes)
+    assert single.notes[0].startswith("1 cell has one run")
+
+
+def test_gains_that_do_not_match_the_papers_cells_are_said_and_those_that_do_are_not() -> None:
+    notes = " ".join(fill("table2-right").notes)
+    assert (
+        "prints a gain of +5.97 for IC-Remix over Remix on LT-CIFAR100 0.01; its own cells give +7.97"
+        in notes
+    )
+    assert (
+        "prints a gain of +0.67 for IC-Remix over Remix on LT-CIFAR10 0.1; its own cells give +0.69" in notes
+    )
+    assert notes.count("prints a gain") == 2
+    assert "prints a gain" not in " ".join(fill("figure-regmixup").notes)
+
+
+def test_different_results_of_one_seed_are_all_shown_and_count_once() -> None:
+    recipe = TABLES["table1-right"].recipe("Mixup", "10 %")
+    assert recipe is not None
+    rows = [
+        made_result(recipe, 30.0, 2),
+        made_result(recipe, 32.0, 9),
+        made_result(replace(recipe, seed=1), 33.0),
+    ]
+    filled = fill_table(TABLES["table1-right"], index_results(rows))
+    ours = filled.entry("Mixup", "10 %").ours[0]
+    assert (ours.n, ours.mean) == (2, 32.0)
+    assert any("30.00 (H200, line 2) and 32.00 (H200, line 9)" in note for note in filled.notes)
+
+
+def test_a_stand_in_test_set_is_marked_and_never_called_cifair() -> None:
+    table = TABLES["table2-left"]
+    recipe = table.recipe("Mixup", "ciFAIR-10")
+    assert recipe is not None
+    rows = [made_result(replace(recipe, dataset="cifar10-notwins", seed=s), 60.0 + s) for s in range(3)]
+    filled = fill_table(table, index_results(rows))
+    assert filled.entry("Mixup", "ciFAIR-10").ours[0].dataset == "cifar10-notwins"
+    assert "| Mixup | ciFAIR-10 | 47.63 | 61.00 ± 1.00 (3)† | +13.37 |" in as_markdown(filled)
+    assert any("† tested on cifar10-notwins" in note for note in filled.notes)
+    assert not any(note.startswith("Deviates") for note in filled.notes)
+    own = fill_table(table, index_results([*rows, made_result(recipe, 50.0)]))
+    assert own.entry("Mixup", "ciFAIR-10").ours[0].mean == 50.0  # ciFAIR-10 itself comes first
+
+
+def some_results() -> list[Result]:
+    chance = random.Random(0)
+    return [
+        made_result(replace(cell.recipe, seed=seed), chance.uniform(20, 90))
+        for _, cell in CELLS[::3]
+        for seed in range(chance.choice([1, 3]))
+    ]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_form_of_a_table_holds_every_cell(name: str) -> None:
+    filled = fill_table(TABLES[name], index_results(some_results()))
+    places = len(filled.entries) + len(filled.gains)
+    variants = len(TABLES[name].variants)
+    lines = [line for line in as_markdown(filled).splitlines() if line.startswith("| ")]
+    assert len(lines) == 2 + places
+    assert {line.count(" | ") for line in lines[2:]} == {2 + 2 * variants}
+    latex = as_latex(filled)
+    body = [line for line in latex.splitlines() if line.endswith(r"\\")]
+    assert len({line.count(" & ") for line in body[1:]}) == 1
+    assert len(body) == 2 + places // len(TABLES[name].columns)
+    assert not re.search(r"(?<!\\)[%&_](?=\S)", "\n".join(body).replace(r"\_", ""))
+    stored = json.loads(json.dumps(as_json(filled), allow_nan=False))
+    assert [(e["row"], e["paper"]) for e in stored["entries"]] == [(e.row, e.paper) for e in filled.entries]
+    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    print_table(filled, console)
+    printed = console.export_text()
+    console.file.close()
+    assert all(f"{e.paper:.2f}" in printed for e in filled.entries if e.paper is not None)
+    assert all(f"{o.mean:.2f}" in printed for e in filled.entries for o in e.ours if o.mean is not None)
+
+
+def test_the_page_of_results_holds_every_table_and_is_the_same_for_the_same_rows() -> None:
+    rows = tuple(some_results())
+    page = results_page(Results(rows))
+    assert all(f"### {table.title}\n" in page for table in TABLES.values())
+    assert page == results_page(Results(tuple(some_results())))
+    assert page != results_page(Results(rows[:-1]))
+
+
+def test_the_page_of_results_counts_the_time_of_runs_side_by_side_once() -> None:
+    rows = [made_result(Recipe(seed=seed), 50.0, minutes=90.0, at_once=3) for seed in range(3)]
+    alone = made_result(Recipe(seed=3), 50.0, minutes=30.0)
+    assert "4 runs, 2.0 hours of H200." in results_page(Results((*rows, alone)))

@@ -1,0 +1,319 @@
+"""`icmixup paper --run-missing`: what is trained, in which order, on which data; every cell rehearsed."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from icmixup.lab.sweep.budget import count_images, work
+from icmixup.lab.paper.spec import PaperTable
+from icmixup.lab.datasets import Dataset, Split, load_dataset
+from icmixup.lab.models import build_model
+from icmixup.lab.paper.published import TABLES, find_table
+from icmixup.lab.cli.paper import PaperFlags, parse_paper, run_missing, run_paper
+from icmixup.lab.paper.page import results_page
+from icmixup.lab.paper.plan import choose_cells, past_speed, plan_runs, say_absent
+from icmixup.lab.paper.fill import fill_table, index_results
+from icmixup.lab.sweep.progress import Display, duration
+from icmixup.lab.training.recipe import QUICK, Recipe
+from icmixup.lab.paper.results import METRICS, Result, Results, append_rows, experiment, read_rows
+from icmixup.lab.datasets.cifar import LAYOUTS
+from icmixup.lab.training.loop import Beat, train
+
+
+def made_result(recipe: Recipe, accuracy: float, **numbers: object) -> Result:
+    empty: dict[str, Any] = dict.fromkeys((*METRICS, "minutes", "commit", "date"))
+    made = {"accuracy": accuracy, "device": "H200", "at_once": 1}
+    return Result(recipe, {**empty, **made, **numbers}, 2)
+
+
+CELLS = [(table, cell) for table in TABLES.values() for cell in table.cells()]
+CLASSES = 10
+
+
+def kind(recipe: Recipe) -> Recipe:
+    """A cell at a thousandth of its size: what is left is how it trains."""
+    data = {"dataset": "made", "fraction": 1.0, "per_class": None, "imbalance": 1.0, "split": None}
+    small = {
+        "epochs": 1,
+        "batch_size": 2 * CLASSES,
+        "model": "small-cnn",
+        "padding": 1,
+        "precision": "float32",
+    }
+    return replace(recipe, **data, **small)
+
+
+KINDS = list(dict.fromkeys(kind(cell.recipe) for _, cell in CELLS))
+MODELS = sorted({cell.recipe.model for _, cell in CELLS})
+
+
+@pytest.fixture(scope="module")
+def made() -> Dataset:
+    """Two made images a class to train on, and one to test."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (3 * CLASSES, 3, 16, 16), generator=generator, dtype=torch.uint8)
+    labels = torch.arange(3 * CLASSES) % CLASSES
+    train_split, test_split = (
+        Split(images[part], labels[part]) for part in (slice(0, 2 * CLASSES), slice(2 * CLASSES, None))
+    )
+    names = tuple(str(label) for label in range(CLASSES))
+    return Dataset("made", train_split, test_split, names, (0.5,) * 3, (0.25,) * 3)
+
+
+def test_every_cell_trains_a_step_and_its_row_fills_it(made: Dataset, tmp_path: Path) -> None:
+    """Cells that train alike at this size share a run."""
+    cpu = torch.device("cpu")
+    rows = {
+        small: train(small, tmp_path / "runs", data_dir=tmp_path, dataset=made, device=cpu) for small in KINDS
+    }
+    path = tmp_path / "runs.csv"
+    append_rows(path, [(cell.recipe, rows[kind(cell.recipe)]) for _, cell in CELLS])
+    index = index_results(read_rows(path).rows)
+    for table in TABLES.values():
+        filled = fill_table(table, index)
+        assert filled.filled == len(filled.trainable)
+        for cell in table.cells():
+            ours = next(o for o in filled.entry(cell.row, cell.column).ours if o.variant == cell.variant)
+            assert ours.mean == pytest.approx(rows[kind(cell.recipe)]["accuracy"], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_network_of_the_tables_takes_a_training_step(name: str) -> None:
+    model = build_model(name, 100, seed=0)
+    scores = model(torch.randn(2, 3, 32, 32))
+    scores.square().mean().backward()
+    assert scores.shape == (2, 100)
+    assert all(weight.grad is not None for weight in model.parameters())
+
+
+def write_images(folder: Path, per_class: int) -> None:
+    """CIFAR-10 in its binary layout and ciFAIR's lists, so many made images a class in each file."""
+    layout = LAYOUTS["cifar10"][0]
+    (folder / layout.archive.folder).mkdir(parents=True)
+    labels = torch.arange(10 * per_class) % 10
+    pixels = torch.randint(256, (len(labels), 3072), generator=torch.Generator().manual_seed(1))
+    content = torch.cat([labels[:, None], pixels], dim=1).to(torch.uint8).numpy().tobytes()
+    for file in (*layout.train, layout.test):
+        (folder / layout.archive.folder / file).write_bytes(content)
+    for file in ("duplicates_cifar10.csv", "duplicates_cifar10_test.csv"):
+        (folder / file).write_text("TestID,TrainID\n3,13\n")
+
+
+def test_every_part_of_cifar10_that_a_table_trains_on_is_drawn_as_work_counts_it(tmp_path: Path) -> None:
+    """A tenth of CIFAR-10's size, so a tenth of the images of every part."""
+    write_images(tmp_path, per_class=100)
+    recipes = {cell.recipe for _, cell in CELLS if cell.recipe.dataset in ("cifar10", "cifair10")}
+    names = ("per_class", "fraction", "imbalance")
+    parts = {(r.split, *(getattr(r, name) for name in names)): count_images(r) for r in recipes}
+    for (split, *part), images in parts.items():
+        fields = dict(zip(names, part, strict=True))
+        data = load_dataset("cifar10-notwins", data_dir=tmp_path, deic_split=split, download=False, **fields)
+        expected = images if fields["per_class"] else images / 10
+        assert len(data.train) == pytest.approx(expected, abs=CLASSES)  # counts are rounded down by class
+        assert len(data.test) == 998
+
+
+QUICKER = replace(QUICK, epochs=2, per_class=4, batch_size=40)
+TINY = PaperTable(
+    name="tiny",
+    title="Two methods on digits",
+    rows={"ERM": {"method": "erm"}, "IC-Mixup": {"method": "ic-mixup"}},
+    columns={"digits": {"dataset": "digits"}},
+    base=QUICKER,
+    published={"ERM": (10.0,)},
+    gains=(("IC-Mixup", "ERM"),),
+)
+
+
+def test_missing_runs_are_trained_by_the_engine_and_appended_as_they_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "results" / "runs.csv"
+    flags = PaperFlags(
+        run_missing=True,
+        seeds=2,
+        results=path,
+        out=tmp_path / "runs",
+        data_dir=tmp_path,
+        device="cpu",
+        workers=1,
+    )
+    run_missing([TINY], replace(flags, only=("erm",)), read_rows(path))
+    assert [(row.recipe.method, row.recipe.seed) for row in read_rows(path).rows] == [("erm", 0), ("erm", 1)]
+    run_missing([TINY], flags, read_rows(path))
+    rows = read_rows(path).rows
+    assert [(row.recipe.method, row.recipe.seed) for row in rows[2:]] == [("ic-mixup", 0), ("ic-mixup", 1)]
+    filled = fill_table(TINY, index_results(rows))
+    assert filled.filled == 2
+    assert filled.entry("IC-Mixup less ERM", "digits").ours[0].n == 2
+    before = path.read_bytes()
+    run_missing([TINY], flags, read_rows(path))
+    assert path.read_bytes() == before
+    path.unlink()  # the runs are still in their folders
+    run_missing([TINY], flags, read_rows(path))
+    assert {row.recipe: row.accuracy for row in read_rows(path).rows} == {
+        row.recipe: row.accuracy for row in rows
+    }
+    said = capsys.readouterr().err
+    assert re.search(r"\[1/2\] digits-4each\.small-cnn\.erm\.s0: accuracy [\d.]+ %, .*left", said)
+    assert "done before" in said
+
+
+def test_the_time_left_follows_the_work_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("icmixup.lab.sweep.progress.time.monotonic", lambda: clock[0])
+    runs = [replace(Recipe(method="mixup"), seed=seed) for seed in range(4)]
+    with Display(runs, Console(file=io.StringIO()), rests=runs[:1]) as display:
+        assert display.left() == "time left not known yet"
+        clock[0] = 100.0
+        display.beat(runs[1], Beat(1.0, 200, 0.5, None, 1.0, 1.0))
+        assert display.left() == f"about {duration(599 * 100)} left"  # of 600 epochs, one took 100 s
+        display.beat(runs[2], Beat(151.0, 200, 0.5, None, 1.0, 1.0))  # goes on from epoch 150
+        assert display.left() == f"about {duration((599 - 151) * 50)} left"
+        for run in runs[1:]:
+            display.fail(run, "it diverged")
+        assert display.left() == "nothing left"
+
+
+def test_before_the_first_epoch_the_time_left_comes_from_earlier_results_on_this_device() -> None:
+    done = Recipe(method="mixup", fraction=0.5)
+    rows = [made_result(done, 50.0, minutes=10.0), made_result(done, 50.0, minutes=99.0, device="another")]
+    speed = past_speed(index_results(rows), "H200")
+    twice = [replace(done, seed=1), replace(done, seed=2)]
+    display = Display(twice, Console(file=io.StringIO()), work=work, seconds_each=speed)
+    assert display.left() == "about 20:00 left"
+    assert past_speed(index_results(rows), "a third") is None
+    shared = [made_result(done, 50.0, minutes=20.0, at_once=2)]
+    assert past_speed(index_results(shared), "H200") == speed
+
+
+@pytest.mark.parametrize("pattern", ["ic-mixup", "IC-Mixup", "ic-mix*p/10 %/resnet34", "*/10 %/*"])
+def test_cells_are_chosen_by_method_row_or_place(pattern: str) -> None:
+    chosen = choose_cells([TABLES["table1-right"]], [pattern])
+    assert {cell.column for _, cell in chosen} == (
+        {"10 %"} if "10 %" in pattern else set(TABLES["table1-right"].columns)
+    )
+    assert any(cell.recipe.method == "ic-mixup" for _, cell in chosen)
+    assert len(chosen) < 20
+
+
+def test_a_pattern_without_a_cell_is_refused_with_what_there_is() -> None:
+    with pytest.raises(ValueError, match=r"--only ic-mixap names no cell; .*ic-mixup-c.*10 %"):
+        choose_cells([TABLES["table1-right"]], ["ic-mixap"])
+
+
+def put_data(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / LAYOUTS[name][0].archive.folder).mkdir(parents=True)
+    return folder
+
+
+def test_missing_runs_come_cheapest_first_and_each_once_for_all_tables(tmp_path: Path) -> None:
+    put_data(tmp_path, "cifar10", "cifar100", "cifair10", "cifair100")
+    tables = [TABLES[name] for name in ("table1-left", "table1-right", "figure-confidence", "lam")]
+    done = replace(Recipe(), method="mixup", seed=1, precision="float32")
+    index = index_results([made_result(done, 70.0)])
+    plan = plan_runs(choose_cells(tables, ()), index, tmp_path, 2, True)
+    asked = [(*experiment(recipe), recipe.seed) for recipe in plan.recipes]
+    assert len(set(asked)) == len(asked)
+    assert set(asked) | {(*experiment(done), 1)} == {
+        (*experiment(cell.recipe), seed) for table in tables for cell in table.cells() for seed in (0, 1)
+    }
+    assert (*experiment(done), 1) not in asked
+    order = [(recipe.seed, work(recipe)) for recipe in plan.recipes]
+    assert order == sorted(order)
+    assert all(recipe.compile for recipe in plan.recipes)
+
+
+def test_work_counts_the_images_that_training_reads(tmp_path: Path) -> None:
+    """The totals of LT-CIFAR as published, and of fractions."""
+    totals = {
+        ("cifar10", 0.1): 20431,
+        ("cifar10", 0.01): 12406,
+        ("cifar100", 0.1): 19573,
+        ("cifar100", 0.01): 10847,
+    }
+    for (dataset, imbalance), total in totals.items():
+        assert count_images(Recipe(dataset=dataset, imbalance=imbalance)) == total
+    assert count_images(Recipe(fraction=0.1)) == 5000
+    tuned = TABLES["table2-middle"].recipe("+ IC-RegMixup", "ciFAIR-10")
+    assert tuned is not None
+    assert count_images(replace(tuned, dataset="cifar10-notwins")) == 500
+    assert work(Recipe(method="regmixup")) > work(Recipe(method="mixup"))
+
+
+def test_without_cifair_its_runs_use_the_stand_in_where_the_lists_are(tmp_path: Path) -> None:
+    put_data(tmp_path, "cifar10")
+    cells = choose_cells([TABLES["table2-left"]], ())
+    without = plan_runs(cells, {}, tmp_path, 1, False)
+    assert (without.recipes, dict(without.absent)) == ((), {"cifair100": 5, "cifair10": 5})
+    for file in ("duplicates_cifar10.csv", "duplicates_cifar10_test.csv"):
+        (tmp_path / file).write_text("TestID,TrainID\n")
+    plan = plan_runs(cells, {}, tmp_path, 1, False)
+    assert {recipe.dataset for recipe in plan.recipes} == {"cifar10-notwins"}
+    assert (dict(plan.absent), plan.stand_ins) == ({"cifair100": 5}, ("cifair10",))
+
+
+def test_a_missing_dataset_says_what_to_put_where_and_what_can_run_without_it(tmp_path: Path) -> None:
+    flags = PaperFlags(run_missing=True, data_dir=tmp_path, results=tmp_path / "runs.csv")
+    with pytest.raises(
+        ValueError, match=r"ciFAIR-100\.zip from https://\S+ there.*cifar10-notwins.*no run can"
+    ):
+        run_missing([TABLES["table2-left"]], flags, Results())
+    put_data(tmp_path, "cifair10")
+    plan = plan_runs(choose_cells([TABLES["table2-left"]], ("*mixup",)), {}, tmp_path, 1, False)
+    said = say_absent(plan, tmp_path)
+    assert "4 runs wait for it" in said[0]
+    assert said[1] == "4 runs can do without, on cifair10: mixup ic-mixup regmixup ic-regmixup"
+
+
+def test_an_unknown_table_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(
+        ValueError, match=r"no table or figure 'table1-rigth'; did you mean table1-right.*long-tail"
+    ):
+        find_table("table1-rigth")
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (["--json", "--latex"], "one of --json"),
+        (["--run-missing", "--seeds", "0"], "--seeds 0"),
+        (["--only", "mixup"], "without --run-missing"),
+        (["tabel1"], "no table or figure"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused(args: list[str], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=reason):
+        run_paper(parse_paper([*args, "--results", str(tmp_path / "runs.csv")]))
+
+
+def test_the_command_lists_all_tables_and_shows_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "runs.csv"
+    recipe = Recipe(method="mixup", fraction=0.1)
+    append_rows(path, [(recipe, {"accuracy": 30.8}), (replace(recipe, seed=1), {"accuracy": 31.2})])
+    with path.open("a") as file:
+        file.write("torn\n")
+    assert run_paper(parse_paper(["--results", str(path)])) == 0
+    out = capsys.readouterr()
+    assert re.search(r"table1-right +1 of 20 +2 ", out.out)
+    assert "line 4" in out.err
+    run_paper(parse_paper(["table1-right", "--results", str(path)]))
+    assert re.search(r"Mixup +28\.21 +31\.00 ± 0\.28 \(2\) +\+2\.79", capsys.readouterr().out)
+    run_paper(parse_paper(["table1-right", "lam", "--json", "--results", str(path)]))
+    stored = json.loads(capsys.readouterr().out)
+    assert [table["name"] for table in stored["tables"]] == ["table1-right", "lam"]
+    assert len(stored["damaged"]) == 1
+    run_paper(parse_paper(["--write", "--markdown", "--results", str(path)]))
+    assert (tmp_path / "README.md").read_text() == results_page(read_rows(path))

@@ -1,0 +1,274 @@
+"""results/runs.csv: appended, never rewritten; damaged rows named, conflicting ones both kept."""
+
+from __future__ import annotations
+
+import csv
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from icmixup.lab.paper.page import results_page
+from icmixup.lab.training.recipe import STRONG, Recipe
+from icmixup.lab.paper.results import (
+    COLUMNS,
+    FIELDS,
+    MADE,
+    METRICS,
+    append_rows,
+    check_file,
+    conflicts,
+    experiment,
+    read_rows,
+)
+from icmixup.lab.training.loop import train
+
+ROOT = Path(__file__).parents[3]
+TENTH = Recipe(fraction=0.1)
+TINY = Recipe(dataset="digits", model="small-cnn", per_class=4, batch_size=20, epochs=1, padding=1)
+
+
+def made_run(recipe: Recipe, accuracy: float, **others: object) -> tuple[Recipe, dict[str, Any]]:
+    """A row as train() makes it, but for the training, and its recipe."""
+    numbers = {"accuracy": accuracy, "many": None, "nll": 1.25, "fitted_temperature": 3.5, "loss": 0.5}
+    made = {"minutes": 2.0, "train_images": 5000, "ranks": 1, "device": "a GPU, or so", "commit": "abc+"}
+    return recipe, {**recipe.fields(), "key": recipe.key, **numbers, **made, **others}
+
+
+def test_a_real_run_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    row = train(TINY, tmp_path / "runs", data_dir=tmp_path)
+    path = tmp_path / "results" / "runs.csv"
+    append_rows(path, [(TINY, row)])
+    (found,) = read_rows(path).rows
+    assert found.recipe == TINY
+    assert found.accuracy == pytest.approx(row["accuracy"], abs=1e-6)
+    assert found.numbers["nll_scaled"] == pytest.approx(row["nll_scaled"], abs=1e-6)
+    assert found.numbers["fitted_temperature"] == pytest.approx(row["fitted_temperature"], abs=1e-6)
+    assert found.numbers["train_images"] == 40
+    assert [found.numbers[name] for name in ("torch", "date")] == [row["torch"], row["date"]]
+    assert found.recipe.per_class == 4  # which the metric of that name hides in the row
+    with path.open(newline="") as file:
+        assert next(csv.reader(file)) == list(COLUMNS)
+
+
+UNUSUAL = Recipe(
+    dataset="path/with, comma",
+    imbalance=100,
+    lr_drops=(3, 7),
+    alpha=1.5,
+    mode="elem",
+    duplicates="ignore",
+    negatives=("pairs", "classes"),
+    joint=True,
+    ema=0.999,
+    split=3,
+    precision="float32",
+)
+
+
+def test_every_field_of_an_unusual_recipe_survives_the_file(tmp_path: Path) -> None:
+    append_rows(tmp_path / "runs.csv", [made_run(UNUSUAL, 50.0), made_run(TENTH, 51.0)])
+    assert [row.recipe for row in read_rows(tmp_path / "runs.csv").rows] == [UNUSUAL, TENTH]
+
+
+def test_the_same_row_is_not_added_twice_and_the_file_only_grows(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    assert len(append_rows(path, [made_run(TENTH, 30.0)])) == 1
+    before = path.read_bytes()
+    assert append_rows(path, [made_run(TENTH, 30.0, minutes=9.0)]) == []
+    assert path.read_bytes() == before
+    assert len(append_rows(path, [made_run(replace(TENTH, seed=1), 30.0)])) == 1
+    assert path.read_bytes().startswith(before)
+
+
+def test_two_different_results_for_one_key_are_both_kept_and_both_shown(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    append_rows(path, [made_run(TENTH, 30.0)])
+    append_rows(path, [made_run(TENTH, 31.0)])
+    results = read_rows(path)
+    assert [row.accuracy for row in results.rows] == [30.0, 31.0]
+    ((one, other),) = conflicts(results.rows)
+    assert (one.line, other.line) == (2, 3)
+    page = results_page(results)
+    assert "30.00 (a GPU, or so, abc+, line 2) and 31.00 (a GPU, or so, abc+, line 3)" in page
+
+
+@pytest.mark.parametrize(
+    ("torn", "reason"),
+    [
+        ('cifar100,resnet34,"ic-mi', "values where the header has"),
+        ("{whole}".replace("ic-mixup", "ic-mixap"), "no method 'ic-mixap'"),
+        ("{no accuracy}", "its accuracy is None"),
+        ("{bad number}", "which is no number"),
+    ],
+)
+def test_a_damaged_row_is_named_by_its_line_and_no_other_is_lost(
+    torn: str, reason: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "runs.csv"
+    append_rows(path, [made_run(TENTH, 30.0)])
+    whole = path.read_text().splitlines()[1]
+    lines = {
+        "{whole}": whole.replace("ic-mixup", "ic-mixap"),
+        "{no accuracy}": whole.replace(",30.0,", ",,"),
+        "{bad number}": whole.replace(",30.0,", ",3o,"),
+    }
+    with path.open("a") as file:
+        file.write(lines.get(torn, torn))  # and no end of line, as after a crash
+    damaged_file = path.read_text()
+    append_rows(path, [made_run(replace(TENTH, seed=1), 31.0)])
+    results = read_rows(path)
+    assert [row.accuracy for row in results.rows] == [30.0, 31.0]
+    (damage,) = results.damaged
+    assert damage.line == 3
+    assert reason in str(damage)
+    assert "line 3" in str(damage)
+    assert path.read_text().startswith(damaged_file)
+    assert "line 3" in results_page(results)
+
+
+def drop_columns(path: Path, *names: str) -> None:
+    """Make the file one of a time before these columns."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    with path.open("w", newline="") as file:
+        columns = [name for name in COLUMNS if name not in names]
+        writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def test_fields_that_came_later_have_their_default_in_an_older_file(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    append_rows(path, [made_run(TENTH, 30.0)])
+    drop_columns(path, "negatives", "joint")
+    append_rows(path, [made_run(replace(TENTH, seed=1), 31.0)])
+    assert [row.recipe for row in read_rows(path).rows] == [TENTH, replace(TENTH, seed=1)]
+
+
+def test_a_row_that_an_older_file_cannot_hold_is_refused_before_and_after_training(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    append_rows(path, [made_run(TENTH, 30.0)])
+    drop_columns(path, "joint")
+    check_file(path, [TENTH])
+    before = path.read_bytes()
+    for attempt in (
+        lambda: check_file(path, [replace(TENTH, joint=True)]),
+        lambda: append_rows(path, [made_run(replace(TENTH, joint=True), 30.0)]),
+    ):
+        with pytest.raises(ValueError, match=r"begun before runs had joint.*--results"):
+            attempt()
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("header", ["a,b,c", "dataset,method", "dataset,accuracy,flavour"])
+def test_a_file_of_something_else_is_refused_and_left_alone(header: str, tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(header + "\n1,2,3\n")
+    for attempt in (lambda: read_rows(path), lambda: append_rows(path, [made_run(TENTH, 30.0)])):
+        with pytest.raises(ValueError, match="give another with --results"):
+            attempt()
+    assert path.read_text() == header + "\n1,2,3\n"
+
+
+def test_no_file_is_no_rows(tmp_path: Path) -> None:
+    assert read_rows(tmp_path / "runs.csv") == ((), ())
+
+
+def test_writers_at_once_lose_nothing_and_tear_nothing(tmp_path: Path) -> None:
+    """A lock belongs to an opened file, so threads stand in each other's way as processes do."""
+    path = tmp_path / "runs.csv"
+
+    def append(seed: int) -> None:
+        append_rows(path, [made_run(replace(TENTH, seed=seed), 30.0)])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(append, range(40)))
+    results = read_rows(path)
+    assert not results.damaged
+    assert sorted(row.recipe.seed for row in results.rows) == list(range(40))
+
+
+SAME = [
+    {"seed": 7},
+    {"compile": True},
+    {"graph": False},
+    {"eval_every": 200},
+    {"precision": "float32"},
+    {"alpha": 0.2},  # ic-mixup's own
+    {"mode": "batch"},
+    {"duplicates": "negative"},
+    {"negatives": ("pairs",)},
+    {"lr_drops": (50, 100, 150)},
+]
+
+
+@pytest.mark.parametrize("change", SAME)
+def test_what_does_not_change_the_question_does_not_change_the_experiment(change: dict[str, Any]) -> None:
+    assert experiment(replace(Recipe(), **change)) == experiment(Recipe())
+
+
+OTHER = {
+    "dataset": "cifar10",
+    "model": "resnet18",
+    "method": "mixup",
+    "fraction": 0.5,
+    "per_class": 50,
+    "imbalance": 0.01,
+    "data_seed": 1,
+    "split": 0,
+    "image_size": 64,
+    "epochs": 100,
+    "batch_size": 64,
+    "drop_last": True,
+    "lr": 0.2,
+    "schedule": "cosine",
+    "lr_drops": (60,),
+    "lr_factor": 0.1,
+    "warmup_epochs": 5,
+    "momentum": 0.8,
+    "nesterov": True,
+    "weight_decay": 1e-4,
+    "clip_norm": 1.0,
+    "ema": 0.99,
+    "padding": 2,
+    "padding_mode": "reflect",
+    "flip": False,
+    "rotation": 0.0,
+    "trivial": True,
+    "alpha": 1.0,
+    "mode": "elem",
+    "duplicates": "ignore",
+    "negatives": ("pairs", "classes"),
+    "temperature": 0.5,
+    "label_smoothing": 0.1,
+    "kappa": 2.0,
+    "tau": 1.0,
+    "joint": True,
+    "mix_prob": 0.5,
+    "mix_off_epoch": 150,
+}
+
+
+def test_every_other_field_decides_the_experiment() -> None:
+    free = {"seed", "compile", "graph", "eval_every", "precision"}
+    assert set(OTHER) == {entry.name for entry in fields(Recipe)} - free
+    for name, value in OTHER.items():
+        assert experiment(replace(Recipe(), **{name: value})) != experiment(Recipe()), name
+
+
+def test_an_imbalance_of_a_hundred_is_one_of_a_hundredth() -> None:
+    assert experiment(replace(STRONG, imbalance=100)) == experiment(replace(STRONG, imbalance=0.01))
+
+
+def test_columns_are_the_fields_the_metrics_and_where_it_was_made_each_once() -> None:
+    assert len(set(COLUMNS)) == len(COLUMNS) == len(FIELDS) + len(METRICS) + len(MADE)
+
+
+def test_the_committed_page_is_the_one_made_from_the_committed_rows() -> None:
+    page = ROOT / "results" / "README.md"
+    results = read_rows(ROOT / "results" / "runs.csv")
+    assert not results.damaged
+    assert page.read_text() == results_page(results), "give `icmixup paper --write`"

@@ -1,0 +1,359 @@
+"""Runs end with the numbers of train() alone, wherever they happen and whatever dies under them."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from icmixup.lab.sweep import local as workers
+from icmixup.lab.sweep import ray as engine
+from icmixup.lab.sweep.ray import run_recipes
+from icmixup.lab.training.recipe import QUICK, Recipe
+from icmixup.lab.sweep.threads import run_in_threads
+from icmixup.lab.training.loop import Beat, train
+
+TINY = dataclasses.replace(QUICK, dataset="digits", per_class=12, epochs=3, batch_size=40, eval_every=2)
+SWEEP = [
+    dataclasses.replace(TINY, method="erm"),
+    dataclasses.replace(TINY, method="ic-mixup"),
+    dataclasses.replace(TINY, method="ic-mixup", seed=1, per_class=10),
+]
+DIVERGES = dataclasses.replace(TINY, method="mixup", lr=1e30)
+# What differs between two runs of one recipe: clocks, and who was beside it.
+CLOCKS = ("minutes", "images_per_second", "at_once")
+Row = dict[str, Any]
+RAY_SECONDS = 240  # about 30 on two idle cores
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Sums over more threads are taken in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    """A TimeoutError in the midst of whatever takes longer."""
+
+    def complain(*_: object) -> None:
+        raise TimeoutError(f"not done after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, complain)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def numbers(rows: list[Row]) -> list[Row]:
+    return [{name: value for name, value in row.items() if name not in CLOCKS} for row in rows]
+
+
+def longer(recipes: list[Recipe], epochs: int) -> list[Recipe]:
+    return [dataclasses.replace(recipe, epochs=epochs, eval_every=epochs) for recipe in recipes]
+
+
+def run_alone(recipes: list[Recipe], root: Path) -> list[Row]:
+    return numbers([train(recipe, root, data_dir=root) for recipe in recipes])
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
+    """The rows of the sweep, one call of train() after the other."""
+    torch.set_num_threads(1)
+    return run_alone(SWEEP, tmp_path_factory.mktemp("alone"))
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_rows_are_those_of_train_and_a_run_that_diverges_is_reported(
+    number: int, alone: list[Row], tmp_path: Path
+) -> None:
+    """In turn in this process, and two at once in processes of their own."""
+    beats: dict[Recipe, list[float]] = defaultdict(list)
+    failures: dict[Recipe, str] = {}
+    rows: list[Row] = []
+    found = run_recipes(
+        [DIVERGES, *SWEEP],
+        tmp_path,
+        data_dir=tmp_path,
+        workers=number,
+        on_row=rows.append,
+        on_beat=lambda recipe, beat: beats[recipe].append(beat.epoch),
+        on_failure=failures.__setitem__,
+    )
+    assert numbers(found) == alone
+    assert sorted(row["key"] for row in rows) == sorted(row["key"] for row in found)
+    assert [beats[recipe][-1] for recipe in SWEEP] == [3, 3, 3]
+    assert list(failures) == [DIVERGES]
+    assert "of epoch 1 of" in failures[DIVERGES]
+
+
+def test_threads_of_one_process_come_to_the_same_rows(alone: list[Row], tmp_path: Path) -> None:
+    """As runs do that share a GPU."""
+    failures: dict[Recipe, str] = {}
+    beats: dict[Recipe, list[float]] = defaultdict(list)
+    report = workers.Report(
+        {}, None, lambda recipe, beat: beats[recipe].append(beat.epoch), failures.__setitem__
+    )
+    run_in_threads([DIVERGES, *SWEEP], workers.Site(tmp_path, tmp_path, "cpu"), 2, report)
+    assert numbers([report.rows[recipe] for recipe in SWEEP]) == alone
+    assert [beats[recipe] for recipe in SWEEP] == [[1, 2, 3]] * 3
+    assert {row["at_once"] for row in report.rows.values()} == {2}
+    assert list(failures) == [DIVERGES]
+
+
+def test_an_error_in_a_thread_is_raised_here_and_ends_the_others_at_their_next_beat(tmp_path: Path) -> None:
+    missing = dataclasses.replace(SWEEP[0], dataset="no/such/folder")
+    endless = longer(SWEEP, 10_000)
+    report = workers.Report({}, None, None, lambda *_: None)
+    with time_limit(60), pytest.raises(ValueError, match="no dataset or folder 'no/such/folder'"):
+        run_in_threads(
+            [endless[0], missing, *endless[1:]], workers.Site(tmp_path, tmp_path, "cpu"), 2, report
+        )
+    assert threading.active_count() == 1
+    assert report.rows == {}
+
+
+def test_who_is_interrupted_ends_the_threads_too_and_nothing_is_lost(tmp_path: Path) -> None:
+    """However long ago the last checkpoint was: a run that is told to stop writes one first."""
+    recipes = longer(SWEEP[:2], 40)
+    expected = run_alone(recipes, tmp_path / "alone")
+    latest: dict[Recipe, float] = {}
+
+    def interrupt(recipe: Recipe, beat: Beat) -> None:
+        latest[recipe] = beat.epoch
+        if len(latest) == 2 and min(latest.values()) >= 3:
+            raise KeyboardInterrupt
+
+    site = workers.Site(tmp_path / "threads", tmp_path, "cpu", checkpoint_seconds=3600)
+    with time_limit(60), pytest.raises(KeyboardInterrupt):
+        run_in_threads(recipes, site, 2, workers.Report({}, None, interrupt, lambda *_: None))
+    assert threading.active_count() == 1
+    after: dict[Recipe, list[float]] = defaultdict(list)
+    found = workers.Report({}, None, lambda run, beat: after[run].append(beat.epoch), lambda *_: None)
+    run_in_threads(recipes, site, 2, found)
+    assert all(after[recipe][0] > latest[recipe] for recipe in recipes)
+    assert numbers([found.rows[recipe] for recipe in recipes]) == expected
+
+
+def kill_workers(most: int | None = None) -> int:
+    processes = multiprocessing.active_children()[:most]
+    for process in processes:
+        os.kill(process.pid or 0, signal.SIGKILL)
+    return len(processes)
+
+
+def test_a_killed_process_s_run_goes_on_from_its_checkpoint_to_the_same_numbers(tmp_path: Path) -> None:
+    recipes = longer(SWEEP[:2], 12)
+    expected = run_alone(recipes, tmp_path / "alone")
+    latest: dict[Recipe, float] = {}
+    killed, after = 0, []
+
+    def kill_once(recipe: Recipe, beat: Beat) -> None:
+        nonlocal killed
+        latest[recipe] = beat.epoch
+        if killed:
+            after.append(beat.epoch)
+        elif len(latest) == 2 and min(latest.values()) >= 3:
+            killed = kill_workers(most=1)
+
+    with time_limit(180):
+        rows = run_recipes(
+            recipes, tmp_path, data_dir=tmp_path, workers=2, on_beat=kill_once, checkpoint_seconds=0
+        )
+    assert killed == 1
+    assert numbers(rows) == expected
+    assert min(after) >= 3  # not from the start
+    assert multiprocessing.active_children() == []
+
+
+def test_a_run_that_loses_every_process_is_given_up_and_the_others_finish(
+    alone: list[Row], tmp_path: Path
+) -> None:
+    doomed = longer(SWEEP[1:2], 400)[0]
+    failures: dict[Recipe, str] = {}
+
+    def kill_doomed(recipe: Recipe, _: Beat) -> None:
+        if recipe == doomed:
+            kill_workers()
+
+    report = workers.Report({}, None, kill_doomed, failures.__setitem__)
+    with time_limit(180):
+        workers.run_in_processes([doomed, SWEEP[0]], workers.Site(tmp_path, tmp_path, "cpu"), 1, report)
+    assert numbers(list(report.rows.values())) == alone[:1]
+    assert list(failures) == [doomed]
+    assert "died 2 times, at last by signal SIGKILL" in failures[doomed]
+
+
+def test_a_failure_that_no_one_asked_about_is_a_warning(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"mixup.*has no result: the loss became"):
+        assert run_recipes([DIVERGES], tmp_path, data_dir=tmp_path, workers=1) == []
+
+
+def test_finished_runs_are_not_trained_again_and_equal_recipes_are_one_run(tmp_path: Path) -> None:
+    first = run_recipes(SWEEP[:1], tmp_path, data_dir=tmp_path, workers=1)
+    beaten: list[Recipe] = []
+
+    def hear(recipe: Recipe, _: Beat) -> None:
+        beaten.append(recipe)
+
+    rows = run_recipes([SWEEP[0], SWEEP[1], SWEEP[1]], tmp_path, data_dir=tmp_path, workers=1, on_beat=hear)
+    assert rows == [*first, rows[1], rows[1]]
+    assert set(beaten) == {SWEEP[1]}
+
+
+def test_an_error_in_a_process_is_raised_here_with_its_traceback_and_ends_the_others(tmp_path: Path) -> None:
+    missing = dataclasses.replace(SWEEP[0], dataset="no/such/folder")
+    with pytest.raises(ValueError, match="no dataset or folder 'no/such/folder'") as caught:
+        run_recipes([missing, *longer(SWEEP, 400)], tmp_path, data_dir=tmp_path, workers=2)
+    assert "load_dataset" in caught.value.__notes__[0]
+    assert multiprocessing.active_children() == []
+
+
+class Stubborn(Exception):
+    """Cannot be made anew from what pickle keeps of it."""
+
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(one + two)
+
+
+def test_an_error_that_cannot_be_pickled_crosses_the_pipe_in_words() -> None:
+    assert str(workers.portable(Stubborn("no ", "way"), "")) == "Stubborn: no way"
+    assert isinstance(workers.portable(ValueError("as it is"), ""), ValueError)
+
+
+def test_workers_are_no_more_than_runs_cores_and_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert workers.count_workers(1, "cpu") == 1
+    assert [workers.count_workers(3, "cpu", wanted) for wanted in (1, 2, 8)] == [1, 2, 3]
+    assert 1 <= workers.count_workers(10_000, "cpu") <= workers.count_cores()
+    monkeypatch.setattr(workers, "RUN_BYTES", 10**18)
+    monkeypatch.setattr(workers, "count_cores", lambda: 8)
+    assert workers.count_workers(10_000, "cpu") == 1
+
+
+def test_how_many_run_at_once_hangs_on_all_runs_not_on_those_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_recipes(SWEEP[:1], tmp_path, data_dir=tmp_path, workers=1)
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(engine, "count_workers", lambda runs, *_: runs)
+    monkeypatch.setattr(engine, "run_here", lambda todo, _, number, *rest: asked.append((len(todo), number)))
+    run_recipes(SWEEP, tmp_path, data_dir=tmp_path)
+    assert asked == [(2, 3)]
+
+
+def test_workers_share_torch_s_threads() -> None:
+    torch.set_num_threads(8)
+    site = workers.Site(Path(), Path(), "cpu")
+    assert [place.threads for place in workers.split_site(site, 3)] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"engine": "rey"}, "engine 'rey' is unknown; it is one of"),
+        ({"address": "auto"}, "give --engine ray"),
+        ({"workers": 0}, "0 workers train nothing"),
+        ({"engine": "ray", "device": "cuda:1"}, "give cpu or cuda"),
+        ({"engine": "ray", "address": "127.0.0.1:1"}, "no Ray cluster answers at '127.0.0.1:1'.*ray start"),
+        ({"engine": "ray", "address": "nonsense"}, "Invalid address format: nonsense"),
+    ],
+)
+def test_a_wrong_call_says_what_to_give(given: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        run_recipes(SWEEP, tmp_path, data_dir=tmp_path, **given)
+
+
+def test_without_ray_the_engine_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "find_spec", lambda _: None)
+    with pytest.raises(ValueError, match=r"pip install icmixup\[ray\]"):
+        run_recipes(SWEEP, tmp_path, data_dir=tmp_path, engine="ray")
+
+
+class Fault(NamedTuple):
+    """What came of a sweep during which a node was killed."""
+
+    rows: list[Row]
+    failures: list[Recipe]
+    under_way: int  # runs, when the node was killed
+    epochs_after: list[float]  # of their beats since
+
+
+def sweep_with_a_fault(recipes: list[Recipe], root: Path, answer: Connection) -> None:
+    """A sweep on a Ray cluster of two nodes with a core each; with a run on each, the second is killed."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    second = cluster.add_node(num_cpus=1)
+    latest: dict[Recipe, float] = {}
+    under_way: set[Recipe] = set()
+    epochs_after: list[float] = []
+    failures: list[Recipe] = []
+
+    def kill_once(recipe: Recipe, beat: Beat) -> None:
+        latest[recipe] = beat.epoch
+        if recipe in under_way:
+            epochs_after.append(beat.epoch)
+        busy = {recipe for recipe, epoch in latest.items() if 3 <= epoch < recipe.epochs}
+        if not under_way and len(busy) == 2:
+            under_way.update(busy)
+            cluster.remove_node(second, allow_graceful=False)
+
+    rows = run_recipes(
+        recipes,
+        root,
+        data_dir=root,
+        engine="ray",
+        address=cluster.address,
+        on_beat=kill_once,
+        on_failure=lambda recipe, _: failures.append(recipe),
+        checkpoint_seconds=0,
+    )
+    answer.send(Fault(rows, failures, len(under_way), epochs_after))
+    cluster.shutdown()
+
+
+def test_runs_on_a_ray_cluster_that_loses_a_node_end_with_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray", reason="pip install icmixup[ray]")
+    recipes = longer([DIVERGES, *SWEEP], 60)
+    expected = run_alone(recipes[1:], tmp_path / "alone")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    context = multiprocessing.get_context(
+        "spawn"
+    )  # a process of its own: Ray may hang where no alarm is heard
+    answer, far_end = context.Pipe()
+    # Not in pytest's folder: the path of a socket must be short.
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        process = context.Process(target=sweep_with_a_fault, args=(recipes, tmp_path, far_end))
+        process.start()
+        far_end.close()
+        answered = answer.poll(RAY_SECONDS)
+        fault: Fault | None = answer.recv() if answered else None
+        process.join(20)
+        process.kill()
+    assert fault is not None, f"no answer after {RAY_SECONDS} s"
+    assert fault.under_way == 2
+    assert numbers(fault.rows) == expected
+    assert min(fault.epochs_after) >= 3  # from a checkpoint, not from the start
+    assert fault.failures == recipes[:1]

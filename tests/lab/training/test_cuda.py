@@ -1,0 +1,121 @@
+"""Claims that only a GPU can break; elsewhere they are skipped."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import distributed as dist
+
+from icmixup import METHODS
+from icmixup.distributed import Ranks, _GatherRows
+from icmixup.lab.datasets import Dataset, Split
+from icmixup.lab.sweep.ray import run_recipes
+from icmixup.lab.training.ranks import wrap_for_ranks
+from icmixup.lab.training.recipe import Recipe
+from icmixup.lab.training.run_folder import Run
+from icmixup.lab.training.step import make_learner
+from icmixup.lab.training.loop import Session
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+C = 5
+
+
+@pytest.fixture(autouse=True)
+def exact_kernels():
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.deterministic = False
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (150, 3, 16, 16), generator=generator, dtype=torch.uint8)
+    split = Split(images, torch.randint(C, (150,), generator=generator))
+    names = tuple(map(str, range(C)))
+    return Dataset("made", split, split, names, (0.5,) * 3, (0.25,) * 3).to(torch.device("cuda"))
+
+
+def epoch_losses(data, tmp_path, epochs=3, **choices):
+    """(epochs, steps) losses of a fresh run."""
+    recipe = Recipe(
+        dataset="made", model="small-cnn", batch_size=32, epochs=epochs, precision="float32", **choices
+    )
+    session = Session(Run(tmp_path, recipe), data, make_learner(recipe, data, wrap_for_ranks), None)
+    run_epoch, losses = session.make_epoch(0), []
+    for number in range(epochs):
+        session.fill(number)
+        losses.append(run_epoch().clone())
+    return torch.stack(losses)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_captured_steps_give_the_losses_of_eager_ones(method, data, tmp_path):
+    captured = epoch_losses(data, tmp_path, method=method, lr=0.01)
+    eager = epoch_losses(data, tmp_path, method=method, lr=0.01, graph=False)
+    assert captured.shape == (3, 5)
+    torch.testing.assert_close(captured, eager, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("choice", [{"ema": 0.9}, {"clip_norm": 0.1}, {"mix_prob": 0.5}, {"mode": "pair"}])
+def test_options_are_captured_too(choice, data, tmp_path):
+    captured = epoch_losses(data, tmp_path, method="ic-mixup", lr=0.01, **choice)
+    eager = epoch_losses(data, tmp_path, method="ic-mixup", lr=0.01, graph=False, **choice)
+    torch.testing.assert_close(captured, eager, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_three_runs_at_once_on_one_gpu_come_to_what_each_comes_to_alone(compiled, tmp_path):
+    common = Recipe(
+        dataset="digits", model="small-cnn", lr=0.01, epochs=3, compile=compiled, precision="float32"
+    )
+    recipes = [replace(common, method=name, seed=k) for k in (0, 1) for name in ("erm", "ic-mixup")]
+    alone, beside = (
+        run_recipes(recipes, tmp_path / str(number), data_dir=tmp_path, workers=number, device="cuda")
+        for number in (1, 3)
+    )
+    for one, other in zip(alone, beside, strict=True):
+        assert (one["at_once"], other["at_once"]) == (1, 3)
+        assert other["loss"] == pytest.approx(one["loss"], rel=2e-3)
+    assert len({row["loss"] for row in beside}) == 4
+
+
+def test_a_compiled_model_gives_the_losses_of_a_plain_one(data, tmp_path):
+    compiled = epoch_losses(data, tmp_path, method="ic-mixup", lr=0.01, compile=True)
+    plain = epoch_losses(data, tmp_path, method="ic-mixup", lr=0.01, graph=False)
+    torch.testing.assert_close(compiled, plain, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_run_leaves_no_more_on_the_gpu_than_the_one_before(compiled, tmp_path):
+    common = Recipe(dataset="digits", model="small-cnn", lr=0.01, epochs=2, compile=compiled)
+    left = []
+    for method in ("mixup", "ic-mixup", "mixup", "ic-mixup"):
+        recipe = replace(common, method=method, seed=len(left))
+        run_recipes([recipe], tmp_path, data_dir=tmp_path, workers=1, device="cuda")
+        gc.collect()
+        left.append(torch.cuda.memory_allocated())
+    assert left[2:] == left[1:3]
+
+
+def test_steps_of_two_epochs_draw_differently(data, tmp_path):
+    losses = epoch_losses(data, tmp_path, epochs=2, method="ic-mixup", lr=1e-12, rotation=0.0, padding=0)
+    assert (losses[0] != losses[1]).all()
+
+
+def test_rows_gathered_over_nccl_are_the_rows_and_so_are_their_gradients(tmp_path):
+    """A group of one, which is all that one GPU allows; it takes the same way as a larger one."""
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path}/met", rank=0, world_size=1)
+    try:
+        rows = torch.randn(5, 3, device="cuda", requires_grad=True)
+        gathered = _GatherRows.apply(rows, Ranks((5,), 0))
+        (gathered * torch.arange(15.0, device="cuda").view(5, 3)).sum().backward()
+        torch.cuda.synchronize()
+    finally:
+        dist.destroy_process_group()
+    torch.testing.assert_close(gathered, rows)
+    torch.testing.assert_close(rows.grad, torch.arange(15.0, device="cuda").view(5, 3))

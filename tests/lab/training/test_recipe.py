@@ -1,0 +1,177 @@
+"""A recipe is the paper's paragraph by default, complete, and known by its key."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from icmixup import METHODS
+from icmixup.lab.training.recipe import RECIPES, Recipe, read_recipe
+
+# A value for every field that is not its default.
+OTHERS: dict[str, Any] = {
+    "dataset": "digits",
+    "model": "small-cnn",
+    "method": "mixup",
+    "seed": 1,
+    "fraction": 0.5,
+    "per_class": 10,
+    "imbalance": 0.01,
+    "data_seed": 1,
+    "split": 0,
+    "image_size": 32,
+    "epochs": 100,
+    "batch_size": 64,
+    "drop_last": True,
+    "lr": 0.2,
+    "schedule": "cosine",
+    "lr_drops": (30, 60),
+    "lr_factor": 0.1,
+    "warmup_epochs": 5,
+    "momentum": 0.8,
+    "nesterov": True,
+    "weight_decay": 1e-4,
+    "clip_norm": 1.0,
+    "ema": 0.999,
+    "padding": 2,
+    "padding_mode": "reflect",
+    "flip": False,
+    "rotation": 0.0,
+    "trivial": True,
+    "alpha": 1.0,
+    "mode": "pair",
+    "negatives": ("pairs", "classes"),
+    "duplicates": "ignore",
+    "temperature": 0.5,
+    "label_smoothing": 0.1,
+    "kappa": 2.0,
+    "tau": 1.0,
+    "joint": True,
+    "mix_prob": 0.5,
+    "mix_off_epoch": 150,
+    "precision": "float32",
+    "compile": True,
+    "graph": False,
+    "eval_every": 1,
+}
+
+
+def test_the_defaults_are_the_papers_implementation_details() -> None:
+    recipe = Recipe()
+    assert (recipe.model, recipe.method) == ("resnet34", "ic-mixup")
+    assert (recipe.epochs, recipe.batch_size) == (200, 128)
+    assert (recipe.lr, recipe.momentum, recipe.weight_decay) == (0.1, 0.9, 5e-4)  # SGD
+    assert (recipe.schedule, recipe.drops, recipe.lr_factor) == ("step", (50, 100, 150), 0.2)
+    assert (recipe.padding, recipe.padding_mode, recipe.flip, recipe.rotation) == (4, "zeros", True, 15.0)
+    assert (recipe.nesterov, recipe.warmup_epochs, recipe.ema, recipe.clip_norm) == (False, 0, None, None)
+    assert recipe.method_at(0).alpha == 0.2
+    assert recipe.method_at(0).mode == "batch"  # one lam for the batch
+    assert Recipe(method="regmixup").method_at(0).alpha == 20.0
+    assert RECIPES["paper"] == recipe
+
+
+def test_the_table_of_other_values_names_every_field() -> None:
+    assert set(OTHERS) == {field.name for field in dataclasses.fields(Recipe)}
+
+
+@pytest.mark.parametrize("field", OTHERS)
+def test_the_key_changes_with_every_field(field: str) -> None:
+    changed = Recipe(**{field: OTHERS[field]})
+    assert getattr(changed, field) != getattr(Recipe(), field)
+    assert changed.key != Recipe().key
+    assert changed.name != Recipe().name
+
+
+def test_all_keys_differ_and_equal_recipes_share_theirs() -> None:
+    recipes = [Recipe(), Recipe(**OTHERS), *(Recipe(**{name: value}) for name, value in OTHERS.items())]
+    assert len({recipe.key for recipe in recipes}) == len(recipes)
+    assert Recipe(**OTHERS).key == Recipe(**dict(reversed(OTHERS.items()))).key
+
+
+@pytest.mark.parametrize("recipe", [Recipe(**OTHERS), *RECIPES.values()])
+def test_a_recipe_survives_json(recipe: Recipe) -> None:
+    again = read_recipe(json.loads(json.dumps(recipe.fields())))
+    assert again == recipe
+    assert again.key == recipe.key
+
+
+def test_a_name_says_what_a_person_looks_for_and_ends_in_the_key() -> None:
+    recipe = Recipe(dataset="digits", model="small-cnn", per_class=30, imbalance=100, seed=4, method="erm")
+    assert recipe.name == f"digits-30each-lt0.01.small-cnn.erm.s4.{recipe.key}"
+    assert Recipe(fraction=0.1).name.startswith("cifar100-10pct.resnet34.ic-mixup.s0.")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "start"), [("some/where/birds", "birds."), ("some/where/birds/", "birds."), ("hf:a/b", "b.")]
+)
+def test_a_name_is_one_folder_whatever_the_dataset_and_model(dataset: str, start: str) -> None:
+    name = Recipe(dataset=dataset, model="hub/model").name
+    assert name.startswith(start)
+    assert "/" not in name
+
+
+def test_folders_of_one_name_in_two_places_do_not_share_a_run() -> None:
+    assert Recipe(dataset="a/birds").name != Recipe(dataset="b/birds").name
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_method_is_the_tables_own_unless_the_recipe_says_otherwise(method: str) -> None:
+    assert Recipe(method=method).method_at(199) == METHODS[method]
+    mine = {"alpha": 0.7, "mode": "elem", "duplicates": "ignore", "temperature": 2.0, "label_smoothing": 0.1}
+    mine |= {"kappa": 2.0, "tau": 1.0}
+    changed = Recipe(method=method, joint=True, mix_prob=0.5, **mine).method_at(0)
+    wanted = dataclasses.replace(METHODS[method], joint=True, prob=0.5, **mine)  # type: ignore[arg-type]
+    assert changed == wanted
+
+
+def test_mixing_stops_after_its_last_epoch() -> None:
+    recipe = Recipe(mix_off_epoch=150, mix_prob=0.8)
+    assert [recipe.method_at(epoch).prob for epoch in (0, 149, 150, 199)] == [0.8, 0.8, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "drops", "wanted"),
+    [(200, None, (50, 100, 150)), (2, None, (0.5, 1, 1.5)), (30, (10, 20), (10, 20)), (30, (), ())],
+)
+def test_drops_are_at_the_quarters_unless_given(
+    epochs: int, drops: tuple[int, ...] | None, wanted: tuple[float, ...]
+) -> None:
+    assert Recipe(epochs=epochs, lr_drops=drops).drops == wanted
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"method": "ic-mixupp"}, "did you mean ic-mixup"),
+        ({"fraction": 0.0}, "fraction .* got 0"),
+        ({"fraction": 1.5}, "fraction .* got 1.5"),
+        ({"fraction": float("nan")}, "fraction .* got nan"),
+        ({"mix_prob": -0.1}, "mix_prob .* got -0.1"),
+        ({"mix_prob": 1.1}, "mix_prob .* got 1.1"),
+        ({"epochs": 0}, "epochs .* got 0"),
+        ({"batch_size": 0}, "batch_size .* got 0"),
+        ({"eval_every": 0}, "eval_every .* got 0"),
+        ({"lr": -1.0}, "lr .* got -1"),
+        ({"imbalance": 0.0}, "imbalance .* got 0"),
+        ({"lr_drops": (50, 200)}, r"lr_drops \(50, 200\) .* 200 epochs"),
+        ({"ema": 1.1}, "ema .* got 1.1"),
+        ({"tau": 1.5}, "tau .* from 0 to 1, got 1.5"),
+        ({"kappa": 0.0}, "kappa .* got 0"),
+        ({"mode": "group"}, "mode 'group' .* 'batch'"),
+        ({"duplicates": "keep"}, "duplicates 'keep' .* 'ignore'"),
+        ({"schedule": "linear"}, "schedule 'linear' .* 'cosine'"),
+        ({"precision": "float16"}, "precision 'float16' .* 'bfloat16'"),
+        ({"padding_mode": "edge"}, "padding_mode 'edge' .* 'reflect'"),
+    ],
+)
+def test_a_wrong_value_is_named_with_a_way_out(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Recipe(**fields)
+
+
+def test_a_recipe_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Recipe().lr = 1.0  # type: ignore[misc]

@@ -1,0 +1,176 @@
+"""Killed, torn, out of disk: the same command goes on, and ends with the numbers of a quiet run."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from icmixup.lab.training.recipe import Recipe
+from icmixup.lab.training.run_folder import Run
+from icmixup.lab.training.loop import train
+
+RECIPE = Recipe(
+    dataset="digits",
+    model="small-cnn",
+    per_class=30,
+    epochs=12,
+    batch_size=64,
+    lr=0.05,
+    ema=0.9,
+    padding=1,
+    flip=False,
+    eval_every=5,
+)
+CPU = torch.device("cpu")
+NOT_OF_THE_RECIPE = ("minutes", "images_per_second", "date", "commit")
+
+# One process imports torch and forks a child for every sitting, so that a kill costs no new import.
+SITTINGS = """
+import json, os, random, resource, signal, sys, time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from icmixup.lab.training.loop import load_recipe_data
+from test_resume import CPU, RECIPE, Run, train
+
+root = Path(sys.argv[1])
+data = load_recipe_data(RECIPE, root)
+carry_out = partial(train, data_dir=root, dataset=data, device=CPU, checkpoint_seconds=0)
+carry_out(replace(RECIPE, epochs=1), root / "warm-up")  # imports what is imported late
+
+def sit(name, *, seconds=None, last_epoch=None, file_limit=None):
+    if not (child := os.fork()):
+        if file_limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
+        stop = lambda beat: os._exit(3) if last_epoch is not None and beat.epoch > last_epoch else None
+        try:
+            carry_out(RECIPE, root / name, on_beat=stop)
+        except OSError as error:
+            os._exit(error.errno)
+        os._exit(0)
+    if seconds is not None:
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return code, *look(name)
+
+def look(name):
+    state, refused = Run(root / name / RECIPE.name, RECIPE).load(CPU)
+    return 0 if state is None else state["epochs_done"], len(refused)
+
+started = time.monotonic()
+found = {"whole": [sit("whole")]}
+took = time.monotonic() - started
+draw = random.Random(0)
+found["killed"] = [sit("killed", seconds=draw.uniform(0.05, 0.3) * took) for _ in range(6)] + [sit("killed")]
+found["full"] = [sit("full", last_epoch=4), sit("full", file_limit=30_000), sit("full")]
+found["torn"] = [sit("torn", last_epoch=4)]
+newest = root / "torn" / RECIPE.name / "checkpoint.pt"
+newest.write_bytes(newest.read_bytes()[:-1])
+found["torn"] += [(0, *look("torn")), sit("torn")]
+print(json.dumps(found))
+"""
+
+
+class Sittings(NamedTuple):
+    root: Path  # of the folders of four runs
+    found: dict[str, list[list[int]]]  # of each sitting: exit code, epochs saved, checkpoints refused
+    stderr: str
+
+
+@pytest.fixture(scope="module")
+def sittings(tmp_path_factory: pytest.TempPathFactory) -> Sittings:
+    root = tmp_path_factory.mktemp("sittings")
+    done = subprocess.run(
+        [sys.executable, "-c", SITTINGS, str(root), str(Path(__file__).parent)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return Sittings(root, json.loads(done.stdout), done.stderr)
+
+
+def outcome(
+    root: Path, recipe: Recipe = RECIPE
+) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
+    """Row and log without what a clock decides, and the checkpoint."""
+    run = Run(root / recipe.name, recipe)
+    row = run.result()
+    state, refused = run.load(CPU)
+    assert row is not None
+    assert state is not None
+    assert refused == {}
+    lines = [{name: line[name] for name in line if name != "seconds"} for line in run.read_log()]
+    return {name: row[name] for name in row if name not in NOT_OF_THE_RECIPE}, lines, state
+
+
+def assert_same_weights(one: dict[str, Any], other: dict[str, Any]) -> None:
+    for part in ("model", "average"):
+        assert all(torch.equal(one[part][name], weight) for name, weight in other[part].items())
+    momenta = [state["optimizer"]["state"] for state in (one, other)]
+    for number, entry in momenta[0].items():
+        assert torch.equal(entry["momentum_buffer"], momenta[1][number]["momentum_buffer"])
+
+
+def test_killed_at_random_moments_a_run_ends_with_bit_identical_numbers(sittings: Sittings) -> None:
+    root, found, _ = sittings
+    codes = [code for code, _, _ in found["killed"]]
+    assert codes[:2] == [-9, -9]  # on a machine of uneven speed, later ones may come after the end
+    assert codes[-1] == 0
+    saved = [epochs for _, epochs, _ in found["killed"]]
+    assert saved == sorted(saved)
+    assert any(0 < epochs < RECIPE.epochs for epochs in saved)  # some kills were amid the run
+    assert all(refused == 0 for _, _, refused in found["killed"])
+    whole, killed = outcome(root / "whole"), outcome(root / "killed")
+    assert killed[0] == whole[0]
+    assert killed[1] == whole[1]
+    assert [line["epoch"] for line in whole[1]] == list(range(1, RECIPE.epochs + 1))
+    assert_same_weights(killed[2], whole[2])
+
+
+def test_out_of_disk_the_last_checkpoint_stays_and_the_run_goes_on_from_it(sittings: Sittings) -> None:
+    """A limit on the size of files stands for the full disk: the kernel writes no more, not even for root."""
+    root, found, _ = sittings
+    (stopped, saved, _), (failed, still_saved, refused), (ended, _, _) = found["full"]
+    assert (stopped, saved) == (3, 4)
+    assert (failed, still_saved, refused) == (errno.EFBIG, 4, 0)
+    assert ended == 0
+    assert not list((root / "full" / RECIPE.name).glob("*.part"))
+    whole, full = outcome(root / "whole"), outcome(root / "full")
+    assert full[:2] == whole[:2]
+    assert_same_weights(full[2], whole[2])
+
+
+def test_two_processes_give_the_same_numbers(sittings: Sittings, tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        train(RECIPE, tmp_path, data_dir=tmp_path, device=CPU)
+    finally:
+        torch.set_num_threads(threads)
+    here, there = outcome(tmp_path), outcome(sittings.root / "whole")
+    assert here[:2] == there[:2]
+    assert_same_weights(here[2], there[2])
+
+
+def test_a_torn_checkpoint_is_named_aloud_and_the_one_before_it_used(sittings: Sittings) -> None:
+    (_, saved, _), (_, saved_before, refused), (ended, _, _) = sittings.found["torn"]
+    assert (saved, saved_before, refused, ended) == (4, 3, 1, 0)
+    assert "checkpoint.pt is torn or not a checkpoint of ours" in sittings.stderr
+    row, lines, state = outcome(sittings.root / "torn")
+    whole = outcome(sittings.root / "whole")
+    assert row == whole[0]
+    assert [line for line in lines if "loss" in line] == whole[1]
+    assert ["checkpoint.pt is torn" in line["refused"] for line in lines if "loss" not in line] == [True]
+    assert_same_weights(state, whole[2])
