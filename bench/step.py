@@ -32,13 +32,13 @@ from torch.utils.data import DataLoader
 
 import icmixup as icm
 from icmixup.lab.datasets import Dataset, Split
-from icmixup.lab.sweep.ray import warn_of_failure
 from icmixup.lab.models import build_model
+from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import provenance
-from icmixup.lab.sweep.threads import run_in_threads
 from icmixup.lab.training.loop import train
-from icmixup.lab.sweep.local import Report, Site
+from icmixup.lab.sweep import warn_of_failure
+from icmixup.lab.sweep.local import Collector, run_in_threads
 
 MEAN, STD = (0.50708, 0.48655, 0.44092), (0.26733, 0.25644, 0.27615)
 COLUMNS = (
@@ -123,14 +123,16 @@ def measure_plain(recipe: Recipe, data: Dataset, device: torch.device, steps: in
 def measure_ours(recipe: Recipe, data: Dataset, device: torch.device, at_once: int = 1) -> dict[str, float]:
     """Our step; of several runs at once, the images that all of them take together."""
     with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
+        execution = Execution(
+            out=Path(folder), data_dir=Path(folder), dataset=data, device=str(device)
+        )
         if at_once == 1:
-            rows = [train(recipe, root, data_dir=root, dataset=data, device=device)]
+            rows = [train(recipe, execution)]
         else:
             recipes = [dataclasses.replace(recipe, seed=seed) for seed in range(at_once)]
-            report = Report({}, None, None, warn_of_failure)
-            run_in_threads(recipes, Site(root, root, str(device)), at_once, report, data)
-            rows = list(report.rows.values())
+            collector = Collector({}, None, None, warn_of_failure)
+            run_in_threads(recipes, execution, at_once, collector)
+            rows = list(collector.rows.values())
     return {"seconds": recipe.batch_size / sum(row["images_per_second"] for row in rows)}
 
 

@@ -8,13 +8,15 @@ step that mixes can be captured in a CUDA graph.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from icmixup._checks import (
+    MODES,
+    Mode,
     check_batch,
     check_choice,
     check_classes,
@@ -27,10 +29,6 @@ from icmixup._checks import (
     check_positive,
     check_some_size,
 )
-
-Mode = Literal["batch", "elem", "pair"]
-MODES = ("batch", "elem", "pair")
-
 
 class Pairs(NamedTuple):
     """The B pairs of a batch: image i is mixed with image partner[i]."""

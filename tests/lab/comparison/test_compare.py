@@ -22,13 +22,14 @@ from icmixup.lab.comparison.compare import (
     Failure,
     compare,
     default_methods,
-    forget_runs,
+    delete_runs,
     pick_baseline,
-    plan_runs,
+    comparison_recipes,
     read_comparison,
     summarise,
     write_comparison,
 )
+from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.recipe import QUICK, Recipe
 from icmixup.lab.comparison.statistics import MEASURES, holm, paired_difference, signed
 from icmixup.lab.training.loop import load_recipe_data
@@ -223,7 +224,7 @@ def test_the_csv_has_a_row_a_run_and_names_those_without_a_result(tmp_path: Path
 
 
 def test_runs_of_a_plan_differ_in_method_and_seed_alone():
-    plan = plan_runs(TINY, ("erm", "mixup"), range(2))
+    plan = comparison_recipes(TINY, ("erm", "mixup"), range(2))
     assert [(r.seed, r.method) for r in plan] == [(0, "erm"), (0, "mixup"), (1, "erm"), (1, "mixup")]
     assert {dataclasses.replace(r, method="erm", seed=0) for r in plan} == {
         dataclasses.replace(TINY, method="erm", seed=0)
@@ -248,20 +249,20 @@ def test_the_default_methods_follow_the_class_sizes():
 
 def test_a_comparison_on_digits_pairs_runs_and_is_not_trained_twice(tmp_path: Path):
     data = load_recipe_data(TINY, tmp_path)
-    first = compare(TINY, ("mixup", "ic-mixup"), range(2), root=tmp_path, data_dir=tmp_path, dataset=data)
+    first = compare(TINY, ("mixup", "ic-mixup"), range(2), execution=Execution(out=tmp_path, data_dir=tmp_path, dataset=data, workers=1))
     assert len(first.rows) == 4
     assert all(len(s.accuracies) == 2 and s.std is not None for s in first.standings)
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/result.json")}
-    again = compare(TINY, ("mixup", "ic-mixup"), range(2), root=tmp_path, data_dir=tmp_path, dataset=data)
+    again = compare(TINY, ("mixup", "ic-mixup"), range(2), execution=Execution(out=tmp_path, data_dir=tmp_path, dataset=data, workers=1))
     assert again == first
     assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/result.json")}
-    forget_runs(tmp_path, plan_runs(TINY, ("mixup",), (0,)))
+    delete_runs(tmp_path, comparison_recipes(TINY, ("mixup",), (0,)))
     assert len(list(tmp_path.glob("*/result.json"))) == 3
 
 
 def test_two_at_once_come_to_what_they_come_to_in_turn(tmp_path: Path):
     in_turn, at_once = (
-        compare(TINY, ("mixup", "ic-mixup"), (0,), root=tmp_path / str(k), data_dir=tmp_path, workers=k)
+        compare(TINY, ("mixup", "ic-mixup"), (0,), execution=Execution(out=tmp_path / str(k), data_dir=tmp_path, workers=k))
         for k in (1, 2)
     )
     assert [s.accuracies for s in in_turn.standings] == [s.accuracies for s in at_once.standings]
@@ -271,7 +272,7 @@ def test_two_at_once_come_to_what_they_come_to_in_turn(tmp_path: Path):
 def test_a_run_that_diverges_does_not_stop_the_others(tmp_path: Path):
     # Scores over 1e-38 overflow, and only the Infinite Class loss divides by the temperature.
     recipe = dataclasses.replace(TINY, temperature=1e-38)
-    found = compare(recipe, ("ic-mixup", "mixup"), (0, 1), root=tmp_path, data_dir=tmp_path)
+    found = compare(recipe, ("ic-mixup", "mixup"), (0, 1), execution=Execution(out=tmp_path, data_dir=tmp_path, workers=1))
     assert [(failure.method, failure.seed) for failure in found.failures] == [
         ("ic-mixup", 0),
         ("ic-mixup", 1),
@@ -299,10 +300,10 @@ def test_epochs_fill_the_budget_and_are_never_none():
     assert budget.fit_epochs(1, runs=10, start_up=3, epoch=2) == 1
 
 
-def test_the_speed_of_an_epoch_is_read_between_beats():
+def test_the_speed_of_an_epoch_is_measured_between_progress_reports():
     # Two seconds an epoch after four of warm-up.
-    assert budget.read_beats([(5.0, 0.5), (6.0, 1.0), (8.0, 2.0)], total=8.5) == pytest.approx((4.5, 2.0))
-    assert budget.read_beats([(5.0, 1.0)], total=6.0) == (0.0, 6.0)
+    assert budget.epoch_seconds([(5.0, 0.5), (6.0, 1.0), (8.0, 2.0)], total=8.5) == pytest.approx((4.5, 2.0))
+    assert budget.epoch_seconds([(5.0, 1.0)], total=6.0) == (0.0, 6.0)
 
 
 def test_the_slowest_method_has_two_forwards():
@@ -312,10 +313,10 @@ def test_the_slowest_method_has_two_forwards():
 
 def test_a_budget_is_measured_once_and_leaves_the_same_recipes(tmp_path: Path):
     data = load_recipe_data(TINY, tmp_path)
-    places = {"root": tmp_path / "runs", "data_dir": tmp_path, "dataset": data, "device": torch.device("cpu")}
+    execution = Execution(out=tmp_path / "runs", data_dir=tmp_path, dataset=data, device="cpu")
 
     def plan(recipe: Recipe, seconds: float) -> int:
-        return budget.plan_epochs(recipe, ("erm", "mixup"), 2, seconds, **places)
+        return budget.plan_epochs(recipe, ("erm", "mixup"), 2, seconds, execution)
 
     epochs = plan(TINY, 20.0)
     assert epochs > 1

@@ -12,9 +12,9 @@ from rich.console import Console
 from icmixup.lab.sweep import progress
 from icmixup.lab.sweep.progress import Display, duration
 from icmixup.lab.training.recipe import QUICK, Recipe
-from icmixup.lab.training.loop import Beat
+from icmixup.lab.training.loop import RunProgress
 
-BEAT = Beat(epoch=15.0, epochs=60, loss=1.2345, accuracy=81.26, images_per_second=12345.6, seconds_left=75.0)
+PROGRESS = RunProgress(epoch=15.0, epochs=60, loss=1.2345, accuracy=81.26, images_per_second=12345.6, seconds_left=75.0)
 
 
 def console(terminal: bool) -> tuple[Console, io.StringIO]:
@@ -31,11 +31,11 @@ def row_of(recipe: Recipe, accuracy: float, loss: float) -> dict[str, object]:
 
 def watch(target: Console) -> None:
     """A run that was finished before, one that ends, and one that diverges."""
-    with Display(RUNS, target, rests=RUNS[2:]) as display:
+    with Display(RUNS, target, finished=RUNS[2:]) as display:
         display.finish(row_of(RUNS[2], 70.0, 0.25))
-        display.beat(RUNS[0], BEAT)
+        display.update(RUNS[0], PROGRESS)
         display.finish(row_of(RUNS[0], 83.21, 0.5))
-        display.beat(RUNS[1], BEAT)
+        display.update(RUNS[1], PROGRESS)
         display.fail(RUNS[1], "the loss became nan")
 
 
@@ -60,8 +60,8 @@ def test_a_long_run_gives_a_sign_of_life_in_a_log(monkeypatch: pytest.MonkeyPatc
 def test_a_terminal_sees_a_bar_over_all_and_one_for_each_run_under_way():
     target, text = console(terminal=True)
     with Display(RUNS, target) as display:
-        display.beat(RUNS[0], BEAT)
-        display.beat(RUNS[1], BEAT._replace(epoch=30.0))
+        display.update(RUNS[0], PROGRESS)
+        display.update(RUNS[1], PROGRESS._replace(epoch=30.0))
         display.progress.refresh()
         overall, first, second = display.progress.tasks
         assert (overall.completed, overall.total) == (0.75, 3)
@@ -90,10 +90,10 @@ def test_a_terminal_keeps_the_line_of_every_run():
 def test_the_time_left_counts_no_run_that_was_finished_before(monkeypatch: pytest.MonkeyPatch):
     clock = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-    display = Display(RUNS, console(terminal=True)[0], rests=RUNS[2:])
+    display = Display(RUNS, console(terminal=True)[0], finished=RUNS[2:])
     display.finish(row_of(RUNS[2], 70.0, 0.25))
     clock[0] += 10
-    display.beat(RUNS[0], BEAT._replace(epoch=1.0))  # a sixtieth of a run in 10 s; 119 sixtieths are left
+    display.update(RUNS[0], PROGRESS._replace(epoch=1.0))  # a sixtieth of a run in 10 s; 119 sixtieths are left
     assert display.left() == "about 19:50 left"
 
 

@@ -1,4 +1,4 @@
-"""Runs end with the numbers of train() alone, wherever they happen and whatever dies under them."""
+"""Runs end with the numbers of train() alone, wherever they run and whatever is killed meanwhile."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ import torch
 
 from icmixup.lab.sweep import local as workers
 from icmixup.lab.sweep import ray as engine
-from icmixup.lab.sweep.ray import run_recipes
+from icmixup.lab import sweep
+from icmixup.lab.sweep import run_recipes
+from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.recipe import QUICK, Recipe
-from icmixup.lab.sweep.threads import run_in_threads
-from icmixup.lab.training.loop import Beat, train
+from icmixup.lab.sweep.local import run_in_threads
+from icmixup.lab.training.loop import RunProgress, train
 
 TINY = dataclasses.replace(QUICK, dataset="digits", per_class=12, epochs=3, batch_size=40, eval_every=2)
 SWEEP = [
@@ -32,7 +34,7 @@ SWEEP = [
     dataclasses.replace(TINY, method="ic-mixup", seed=1, per_class=10),
 ]
 DIVERGES = dataclasses.replace(TINY, method="mixup", lr=1e30)
-# What differs between two runs of one recipe: clocks, and who was beside it.
+# What differs between two runs of one recipe: times, and how many ran concurrently.
 CLOCKS = ("minutes", "images_per_second", "at_once")
 Row = dict[str, Any]
 RAY_SECONDS = 240  # about 30 on two idle cores
@@ -72,7 +74,7 @@ def longer(recipes: list[Recipe], epochs: int) -> list[Recipe]:
 
 
 def run_alone(recipes: list[Recipe], root: Path) -> list[Row]:
-    return numbers([train(recipe, root, data_dir=root) for recipe in recipes])
+    return numbers([train(recipe, Execution(out=root, data_dir=root)) for recipe in recipes])
 
 
 @pytest.fixture(scope="module")
@@ -86,22 +88,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
 def test_rows_are_those_of_train_and_a_run_that_diverges_is_reported(
     number: int, alone: list[Row], tmp_path: Path
 ) -> None:
-    """In turn in this process, and two at once in processes of their own."""
-    beats: dict[Recipe, list[float]] = defaultdict(list)
+    """One after the other in this process, and two concurrently in their own processes."""
+    reported: dict[Recipe, list[float]] = defaultdict(list)
     failures: dict[Recipe, str] = {}
     rows: list[Row] = []
-    found = run_recipes(
-        [DIVERGES, *SWEEP],
-        tmp_path,
-        data_dir=tmp_path,
-        workers=number,
-        on_row=rows.append,
-        on_beat=lambda recipe, beat: beats[recipe].append(beat.epoch),
-        on_failure=failures.__setitem__,
-    )
+    found = run_recipes([DIVERGES, *SWEEP], Execution(out=tmp_path, data_dir=tmp_path, workers=number), on_row=rows.append, on_progress=lambda recipe, progress: reported[recipe].append(progress.epoch), on_failure=failures.__setitem__)
     assert numbers(found) == alone
     assert sorted(row["key"] for row in rows) == sorted(row["key"] for row in found)
-    assert [beats[recipe][-1] for recipe in SWEEP] == [3, 3, 3]
+    assert [reported[recipe][-1] for recipe in SWEEP] == [3, 3, 3]
     assert list(failures) == [DIVERGES]
     assert "of epoch 1 of" in failures[DIVERGES]
 
@@ -109,47 +103,47 @@ def test_rows_are_those_of_train_and_a_run_that_diverges_is_reported(
 def test_threads_of_one_process_come_to_the_same_rows(alone: list[Row], tmp_path: Path) -> None:
     """As runs do that share a GPU."""
     failures: dict[Recipe, str] = {}
-    beats: dict[Recipe, list[float]] = defaultdict(list)
-    report = workers.Report(
-        {}, None, lambda recipe, beat: beats[recipe].append(beat.epoch), failures.__setitem__
+    reported: dict[Recipe, list[float]] = defaultdict(list)
+    report = workers.Collector(
+        {}, None, lambda recipe, progress: reported[recipe].append(progress.epoch), failures.__setitem__
     )
-    run_in_threads([DIVERGES, *SWEEP], workers.Site(tmp_path, tmp_path, "cpu"), 2, report)
+    run_in_threads([DIVERGES, *SWEEP], Execution(out=tmp_path, data_dir=tmp_path, device="cpu"), 2, report)
     assert numbers([report.rows[recipe] for recipe in SWEEP]) == alone
-    assert [beats[recipe] for recipe in SWEEP] == [[1, 2, 3]] * 3
+    assert [reported[recipe] for recipe in SWEEP] == [[1, 2, 3]] * 3
     assert {row["at_once"] for row in report.rows.values()} == {2}
     assert list(failures) == [DIVERGES]
 
 
-def test_an_error_in_a_thread_is_raised_here_and_ends_the_others_at_their_next_beat(tmp_path: Path) -> None:
+def test_an_error_in_a_thread_is_raised_here_and_ends_the_others_at_their_next_progress_report(tmp_path: Path) -> None:
     missing = dataclasses.replace(SWEEP[0], dataset="no/such/folder")
     endless = longer(SWEEP, 10_000)
-    report = workers.Report({}, None, None, lambda *_: None)
+    report = workers.Collector({}, None, None, lambda *_: None)
     with time_limit(60), pytest.raises(ValueError, match="no dataset or folder 'no/such/folder'"):
         run_in_threads(
-            [endless[0], missing, *endless[1:]], workers.Site(tmp_path, tmp_path, "cpu"), 2, report
+            [endless[0], missing, *endless[1:]], Execution(out=tmp_path, data_dir=tmp_path, device="cpu"), 2, report
         )
     assert threading.active_count() == 1
     assert report.rows == {}
 
 
-def test_who_is_interrupted_ends_the_threads_too_and_nothing_is_lost(tmp_path: Path) -> None:
-    """However long ago the last checkpoint was: a run that is told to stop writes one first."""
+def test_an_interrupt_ends_the_threads_too_and_nothing_is_lost(tmp_path: Path) -> None:
+    """However long ago the last checkpoint was: a run that is stopped writes one first."""
     recipes = longer(SWEEP[:2], 40)
     expected = run_alone(recipes, tmp_path / "alone")
     latest: dict[Recipe, float] = {}
 
-    def interrupt(recipe: Recipe, beat: Beat) -> None:
-        latest[recipe] = beat.epoch
+    def interrupt(recipe: Recipe, progress: RunProgress) -> None:
+        latest[recipe] = progress.epoch
         if len(latest) == 2 and min(latest.values()) >= 3:
             raise KeyboardInterrupt
 
-    site = workers.Site(tmp_path / "threads", tmp_path, "cpu", checkpoint_seconds=3600)
+    execution = Execution(out=tmp_path / "threads", data_dir=tmp_path, device="cpu", checkpoint_seconds=3600)
     with time_limit(60), pytest.raises(KeyboardInterrupt):
-        run_in_threads(recipes, site, 2, workers.Report({}, None, interrupt, lambda *_: None))
+        run_in_threads(recipes, execution, 2, workers.Collector({}, None, interrupt, lambda *_: None))
     assert threading.active_count() == 1
     after: dict[Recipe, list[float]] = defaultdict(list)
-    found = workers.Report({}, None, lambda run, beat: after[run].append(beat.epoch), lambda *_: None)
-    run_in_threads(recipes, site, 2, found)
+    found = workers.Collector({}, None, lambda run, progress: after[run].append(progress.epoch), lambda *_: None)
+    run_in_threads(recipes, execution, 2, found)
     assert all(after[recipe][0] > latest[recipe] for recipe in recipes)
     assert numbers([found.rows[recipe] for recipe in recipes]) == expected
 
@@ -161,24 +155,22 @@ def kill_workers(most: int | None = None) -> int:
     return len(processes)
 
 
-def test_a_killed_process_s_run_goes_on_from_its_checkpoint_to_the_same_numbers(tmp_path: Path) -> None:
+def test_the_run_of_a_killed_process_resumes_from_its_checkpoint_with_the_same_numbers(tmp_path: Path) -> None:
     recipes = longer(SWEEP[:2], 12)
     expected = run_alone(recipes, tmp_path / "alone")
     latest: dict[Recipe, float] = {}
     killed, after = 0, []
 
-    def kill_once(recipe: Recipe, beat: Beat) -> None:
+    def kill_once(recipe: Recipe, progress: RunProgress) -> None:
         nonlocal killed
-        latest[recipe] = beat.epoch
+        latest[recipe] = progress.epoch
         if killed:
-            after.append(beat.epoch)
+            after.append(progress.epoch)
         elif len(latest) == 2 and min(latest.values()) >= 3:
             killed = kill_workers(most=1)
 
     with time_limit(180):
-        rows = run_recipes(
-            recipes, tmp_path, data_dir=tmp_path, workers=2, on_beat=kill_once, checkpoint_seconds=0
-        )
+        rows = run_recipes(recipes, Execution(out=tmp_path, data_dir=tmp_path, checkpoint_seconds=0, workers=2), on_progress=kill_once)
     assert killed == 1
     assert numbers(rows) == expected
     assert min(after) >= 3  # not from the start
@@ -191,39 +183,39 @@ def test_a_run_that_loses_every_process_is_given_up_and_the_others_finish(
     doomed = longer(SWEEP[1:2], 400)[0]
     failures: dict[Recipe, str] = {}
 
-    def kill_doomed(recipe: Recipe, _: Beat) -> None:
+    def kill_doomed(recipe: Recipe, _: RunProgress) -> None:
         if recipe == doomed:
             kill_workers()
 
-    report = workers.Report({}, None, kill_doomed, failures.__setitem__)
+    report = workers.Collector({}, None, kill_doomed, failures.__setitem__)
     with time_limit(180):
-        workers.run_in_processes([doomed, SWEEP[0]], workers.Site(tmp_path, tmp_path, "cpu"), 1, report)
+        workers.run_in_processes([doomed, SWEEP[0]], Execution(out=tmp_path, data_dir=tmp_path, device="cpu"), 1, report)
     assert numbers(list(report.rows.values())) == alone[:1]
     assert list(failures) == [doomed]
-    assert "died 2 times, at last by signal SIGKILL" in failures[doomed]
+    assert "died 2 times, the last time with signal SIGKILL" in failures[doomed]
 
 
-def test_a_failure_that_no_one_asked_about_is_a_warning(tmp_path: Path) -> None:
+def test_a_failure_without_a_callback_is_a_warning(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"mixup.*has no result: the loss became"):
-        assert run_recipes([DIVERGES], tmp_path, data_dir=tmp_path, workers=1) == []
+        assert run_recipes([DIVERGES], Execution(out=tmp_path, data_dir=tmp_path, workers=1)) == []
 
 
 def test_finished_runs_are_not_trained_again_and_equal_recipes_are_one_run(tmp_path: Path) -> None:
-    first = run_recipes(SWEEP[:1], tmp_path, data_dir=tmp_path, workers=1)
-    beaten: list[Recipe] = []
+    first = run_recipes(SWEEP[:1], Execution(out=tmp_path, data_dir=tmp_path, workers=1))
+    heard: list[Recipe] = []
 
-    def hear(recipe: Recipe, _: Beat) -> None:
-        beaten.append(recipe)
+    def hear(recipe: Recipe, _: RunProgress) -> None:
+        heard.append(recipe)
 
-    rows = run_recipes([SWEEP[0], SWEEP[1], SWEEP[1]], tmp_path, data_dir=tmp_path, workers=1, on_beat=hear)
+    rows = run_recipes([SWEEP[0], SWEEP[1], SWEEP[1]], Execution(out=tmp_path, data_dir=tmp_path, workers=1), on_progress=hear)
     assert rows == [*first, rows[1], rows[1]]
-    assert set(beaten) == {SWEEP[1]}
+    assert set(heard) == {SWEEP[1]}
 
 
 def test_an_error_in_a_process_is_raised_here_with_its_traceback_and_ends_the_others(tmp_path: Path) -> None:
     missing = dataclasses.replace(SWEEP[0], dataset="no/such/folder")
     with pytest.raises(ValueError, match="no dataset or folder 'no/such/folder'") as caught:
-        run_recipes([missing, *longer(SWEEP, 400)], tmp_path, data_dir=tmp_path, workers=2)
+        run_recipes([missing, *longer(SWEEP, 400)], Execution(out=tmp_path, data_dir=tmp_path, workers=2))
     assert "load_dataset" in caught.value.__notes__[0]
     assert multiprocessing.active_children() == []
 
@@ -249,43 +241,43 @@ def test_workers_are_no_more_than_runs_cores_and_memory_allow(monkeypatch: pytes
     assert workers.count_workers(10_000, "cpu") == 1
 
 
-def test_how_many_run_at_once_hangs_on_all_runs_not_on_those_left(
+def test_the_number_of_concurrent_runs_depends_on_all_runs_not_on_the_remaining_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_recipes(SWEEP[:1], tmp_path, data_dir=tmp_path, workers=1)
+    run_recipes(SWEEP[:1], Execution(out=tmp_path, data_dir=tmp_path, workers=1))
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(engine, "count_workers", lambda runs, *_: runs)
-    monkeypatch.setattr(engine, "run_here", lambda todo, _, number, *rest: asked.append((len(todo), number)))
-    run_recipes(SWEEP, tmp_path, data_dir=tmp_path)
+    monkeypatch.setattr(sweep, "count_workers", lambda runs, *_: runs)
+    monkeypatch.setattr(sweep, "run_locally", lambda todo, _, number, *rest: asked.append((len(todo), number)))
+    run_recipes(SWEEP, Execution(out=tmp_path, data_dir=tmp_path))
     assert asked == [(2, 3)]
 
 
 def test_workers_share_torch_s_threads() -> None:
     torch.set_num_threads(8)
-    site = workers.Site(Path(), Path(), "cpu")
-    assert [place.threads for place in workers.split_site(site, 3)] == [2, 2, 2]
+    execution = Execution(out=Path(), data_dir=Path(), device="cpu")
+    assert [one.threads for one in workers.split_execution(execution, 3)] == [2, 2, 2]
 
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"engine": "rey"}, "engine 'rey' is unknown; it is one of"),
-        ({"address": "auto"}, "give --engine ray"),
-        ({"workers": 0}, "0 workers train nothing"),
-        ({"engine": "ray", "device": "cuda:1"}, "give cpu or cuda"),
+        ({"engine": "rey"}, "engine must be one of 'local', 'ray', got 'rey'"),
+        ({"address": "auto"}, "needs --engine ray"),
+        ({"workers": 0}, "--workers must be at least 1, got 0"),
+        ({"engine": "ray", "device": "cuda:1"}, "--device must be cpu or cuda"),
         ({"engine": "ray", "address": "127.0.0.1:1"}, "no Ray cluster answers at '127.0.0.1:1'.*ray start"),
         ({"engine": "ray", "address": "nonsense"}, "Invalid address format: nonsense"),
     ],
 )
-def test_a_wrong_call_says_what_to_give(given: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+def test_an_invalid_execution_is_rejected(given: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=sentence):
-        run_recipes(SWEEP, tmp_path, data_dir=tmp_path, **given)
+        run_recipes(SWEEP, Execution(out=tmp_path, data_dir=tmp_path, **given))
 
 
 def test_without_ray_the_engine_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "find_spec", lambda _: None)
     with pytest.raises(ValueError, match=r"pip install icmixup\[ray\]"):
-        run_recipes(SWEEP, tmp_path, data_dir=tmp_path, engine="ray")
+        run_recipes(SWEEP, Execution(out=tmp_path, data_dir=tmp_path, engine="ray"))
 
 
 class Fault(NamedTuple):
@@ -294,7 +286,7 @@ class Fault(NamedTuple):
     rows: list[Row]
     failures: list[Recipe]
     under_way: int  # runs, when the node was killed
-    epochs_after: list[float]  # of their beats since
+    epochs_after: list[float]  # of their progress reports since
 
 
 def sweep_with_a_fault(recipes: list[Recipe], root: Path, answer: Connection) -> None:
@@ -308,25 +300,16 @@ def sweep_with_a_fault(recipes: list[Recipe], root: Path, answer: Connection) ->
     epochs_after: list[float] = []
     failures: list[Recipe] = []
 
-    def kill_once(recipe: Recipe, beat: Beat) -> None:
-        latest[recipe] = beat.epoch
+    def kill_once(recipe: Recipe, progress: RunProgress) -> None:
+        latest[recipe] = progress.epoch
         if recipe in under_way:
-            epochs_after.append(beat.epoch)
+            epochs_after.append(progress.epoch)
         busy = {recipe for recipe, epoch in latest.items() if 3 <= epoch < recipe.epochs}
         if not under_way and len(busy) == 2:
             under_way.update(busy)
             cluster.remove_node(second, allow_graceful=False)
 
-    rows = run_recipes(
-        recipes,
-        root,
-        data_dir=root,
-        engine="ray",
-        address=cluster.address,
-        on_beat=kill_once,
-        on_failure=lambda recipe, _: failures.append(recipe),
-        checkpoint_seconds=0,
-    )
+    rows = run_recipes(recipes, Execution(out=root, data_dir=root, checkpoint_seconds=0, engine="ray", address=cluster.address), on_progress=kill_once, on_failure=lambda recipe, _: failures.append(recipe))
     answer.send(Fault(rows, failures, len(under_way), epochs_after))
     cluster.shutdown()
 

@@ -13,6 +13,7 @@ from icmixup import METHODS
 from icmixup.distributed import Ranks, _GatherRows
 from icmixup.lab.datasets import Dataset, Split
 from icmixup.lab.sweep.ray import run_recipes
+from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.ranks import wrap_for_ranks
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Run
@@ -75,7 +76,7 @@ def test_three_runs_at_once_on_one_gpu_come_to_what_each_comes_to_alone(compiled
     )
     recipes = [replace(common, method=name, seed=k) for k in (0, 1) for name in ("erm", "ic-mixup")]
     alone, beside = (
-        run_recipes(recipes, tmp_path / str(number), data_dir=tmp_path, workers=number, device="cuda")
+        run_recipes(recipes, Execution(out=tmp_path / str(number), data_dir=tmp_path, device="cuda", workers=number))
         for number in (1, 3)
     )
     for one, other in zip(alone, beside, strict=True):
@@ -96,7 +97,7 @@ def test_a_run_leaves_no_more_on_the_gpu_than_the_one_before(compiled, tmp_path)
     left = []
     for method in ("mixup", "ic-mixup", "mixup", "ic-mixup"):
         recipe = replace(common, method=method, seed=len(left))
-        run_recipes([recipe], tmp_path, data_dir=tmp_path, workers=1, device="cuda")
+        run_recipes([recipe], Execution(out=tmp_path, data_dir=tmp_path, device="cuda", workers=1))
         gc.collect()
         left.append(torch.cuda.memory_allocated())
     assert left[2:] == left[1:3]

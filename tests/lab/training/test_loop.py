@@ -17,12 +17,13 @@ from torch import Tensor
 
 from icmixup import METHODS
 from icmixup.lab.datasets import Dataset, load_dataset
+from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.ranks import wrap_for_ranks
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Run, open_run
-from icmixup.lab.training.schedule import learning_rate
+from icmixup.lab.training.recipe import learning_rate
 from icmixup.lab.training.step import make_learner, make_step
-from icmixup.lab.training.loop import Beat, Diverged, Session, train
+from icmixup.lab.training.loop import RunProgress, Diverged, Session, train
 
 CPU = torch.device("cpu")
 TINY = Recipe(
@@ -74,7 +75,7 @@ def carry_out(
 ) -> tuple[dict[str, Any], list[float], dict[str, Tensor]]:
     """The row of a run without what depends on the clock, its losses by epoch, and its weights."""
     recipe = dataclasses.replace(TINY, **changes)
-    row = train(recipe, root, data_dir=root, dataset=data, device=CPU)
+    row = train(recipe, Execution(out=root, data_dir=root, dataset=data, device="cpu"))
     state, _ = Run(root / recipe.name, recipe).load(CPU)
     assert state is not None
     return (
@@ -84,10 +85,10 @@ def carry_out(
     )
 
 
-def stop_at(epoch: float) -> Callable[[Beat], None]:
+def stop_at(epoch: float) -> Callable[[RunProgress], None]:
     """Ends a run at the end of an epoch, before its checkpoint is written."""
 
-    def listen(beat: Beat) -> None:
+    def listen(beat: RunProgress) -> None:
         if beat.epoch >= epoch:
             raise KeyboardInterrupt
 
@@ -267,7 +268,7 @@ def test_mixup_that_never_mixes_is_erm(digits: Dataset, tmp_path: Path) -> None:
 def test_mixing_stops_after_its_epoch_and_not_before(digits: Dataset, tmp_path: Path) -> None:
     mixup = dataclasses.replace(TINY, method="mixup")
     with pytest.raises(KeyboardInterrupt):
-        train(mixup, tmp_path, data_dir=tmp_path, dataset=digits, checkpoint_seconds=0, on_beat=stop_at(2))
+        train(mixup, Execution(out=tmp_path, data_dir=tmp_path, dataset=digits, checkpoint_seconds=0), stop_at(2))
     after_one, _ = Run(tmp_path / mixup.name, mixup).load(CPU)
     assert after_one is not None
     assert after_one["epochs_done"] == 1
@@ -330,7 +331,7 @@ def test_a_loss_gone_to_nan_stops_the_run_and_keeps_the_last_good_checkpoint(
         with pytest.raises(
             Diverged, match=r"the loss became (nan|inf) in step [23] of epoch 2 .* --lr 0.005"
         ):
-            train(recipe, tmp_path, data_dir=tmp_path, dataset=digits, checkpoint_seconds=0)
+            train(recipe, Execution(out=tmp_path, data_dir=tmp_path, dataset=digits, checkpoint_seconds=0))
         run = Run(tmp_path / recipe.name, recipe)
         state, refused = run.load(CPU)
         assert state is not None
@@ -361,9 +362,9 @@ def test_weights_spoilt_by_the_last_step_of_an_epoch_are_never_saved(
 
 
 def test_a_finished_run_is_not_trained_again(digits: Dataset, tmp_path: Path) -> None:
-    beats: list[Beat] = []
+    beats: list[RunProgress] = []
     rows = [
-        train(TINY, tmp_path, data_dir=tmp_path, dataset=digits, device=CPU, on_beat=beats.append)
+        train(TINY, Execution(out=tmp_path, data_dir=tmp_path, dataset=digits, device="cpu"), beats.append)
         for _ in range(2)
     ]
     assert rows[0] == rows[1]
@@ -376,7 +377,7 @@ def test_a_finished_run_is_not_trained_again(digits: Dataset, tmp_path: Path) ->
 
 
 def test_tensorboard_has_the_numbers_of_the_log(digits: Dataset, tmp_path: Path) -> None:
-    train(TINY, tmp_path, data_dir=tmp_path, dataset=digits, device=CPU, trackers=("tensorboard",))
+    train(TINY, Execution(out=tmp_path, data_dir=tmp_path, dataset=digits, device="cpu", trackers=("tensorboard",)))
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     board = EventAccumulator(str(tmp_path / TINY.name / "tensorboard"))
@@ -393,9 +394,9 @@ def test_a_tracker_that_is_not_installed_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)  # what Python itself does with a module it cannot have
     with pytest.raises(ValueError, match=r"is not installed; pip install icmixup\[trackers\]"):
-        train(TINY, tmp_path, data_dir=tmp_path, dataset=digits, trackers=(name,))
+        train(TINY, Execution(out=tmp_path, data_dir=tmp_path, dataset=digits, trackers=(name,)))
 
 
 def test_an_unknown_tracker_is_named_with_those_there_are(digits: Dataset, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no tracker 'mlflow'; there are tensorboard and wandb"):
-        train(TINY, tmp_path, data_dir=tmp_path, dataset=digits, trackers=("mlflow",))
+        train(TINY, Execution(out=tmp_path, data_dir=tmp_path, dataset=digits, trackers=("mlflow",)))

@@ -22,6 +22,7 @@ from torch import multiprocessing as mp
 
 from icmixup import METHODS
 from icmixup.lab.cli import main
+from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.ranks import join_ranks
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Run
@@ -149,14 +150,14 @@ def start_rank(rank: int, port: int, root: Path) -> None:
     tiny = dataclasses.replace(RECIPE, per_class=5, epochs=1, batch_size=15)
     data, rows = load_recipe_data(tiny, root), {}
     with join_ranks(CPU):
-        train(RECIPE, root, data_dir=root, device=CPU)
+        train(RECIPE, Execution(out=root, data_dir=root, device="cpu"))
         for method in METHODS:
             recipe = dataclasses.replace(tiny, method=method)
-            rows[method] = train(recipe, root, data_dir=root, dataset=data, device=CPU)
+            rows[method] = train(recipe, Execution(out=root, data_dir=root, dataset=data, device="cpu"))
         absurd = dataclasses.replace(tiny, method="erm", epochs=3, schedule="step", lr=1e30)
         for name, recipe in (("diverged", absurd), ("small", dataclasses.replace(tiny, batch_size=1))):
             try:
-                train(recipe, root, data_dir=root, dataset=data, device=CPU)
+                train(recipe, Execution(out=root, data_dir=root, dataset=data, device="cpu"))
             except ValueError as error:
                 rows[name] = {"error": type(error) is Diverged, "message": str(error)}
         dist.barrier()

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Run
 from icmixup.lab.training.loop import train
@@ -32,28 +33,32 @@ RECIPE = Recipe(
 CPU = torch.device("cpu")
 NOT_OF_THE_RECIPE = ("minutes", "images_per_second", "date", "commit")
 
-# One process imports torch and forks a child for every sitting, so that a kill costs no new import.
-SITTINGS = """
+# One process imports torch and forks a child for every session, so that a kill costs no new import.
+SESSIONS = """
 import json, os, random, resource, signal, sys, time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from icmixup.lab.training.loop import load_recipe_data
+from icmixup.lab.training.execution import Execution
 from test_resume import CPU, RECIPE, Run, train
 
 root = Path(sys.argv[1])
 data = load_recipe_data(RECIPE, root)
-carry_out = partial(train, data_dir=root, dataset=data, device=CPU, checkpoint_seconds=0)
-carry_out(replace(RECIPE, epochs=1), root / "warm-up")  # imports what is imported late
+def run(recipe, out, on_progress=None):
+    execution = Execution(out=out, data_dir=root, dataset=data, device="cpu", checkpoint_seconds=0)
+    return train(recipe, execution, on_progress)
+
+run(replace(RECIPE, epochs=1), root / "warm-up")  # imports what is imported late
 
 def sit(name, *, seconds=None, last_epoch=None, file_limit=None):
     if not (child := os.fork()):
         if file_limit is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
-        stop = lambda beat: os._exit(3) if last_epoch is not None and beat.epoch > last_epoch else None
+        stop = lambda progress: os._exit(3) if last_epoch is not None and progress.epoch > last_epoch else None
         try:
-            carry_out(RECIPE, root / name, on_beat=stop)
+            run(RECIPE, root / name, on_progress=stop)
         except OSError as error:
             os._exit(error.errno)
         os._exit(0)
@@ -91,7 +96,7 @@ class Sittings(NamedTuple):
 def sittings(tmp_path_factory: pytest.TempPathFactory) -> Sittings:
     root = tmp_path_factory.mktemp("sittings")
     done = subprocess.run(
-        [sys.executable, "-c", SITTINGS, str(root), str(Path(__file__).parent)],
+        [sys.executable, "-c", SESSIONS, str(root), str(Path(__file__).parent)],
         capture_output=True,
         text=True,
         check=False,
@@ -156,7 +161,7 @@ def test_two_processes_give_the_same_numbers(sittings: Sittings, tmp_path: Path)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        train(RECIPE, tmp_path, data_dir=tmp_path, device=CPU)
+        train(RECIPE, Execution(out=tmp_path, data_dir=tmp_path, device="cpu"))
     finally:
         torch.set_num_threads(threads)
     here, there = outcome(tmp_path), outcome(sittings.root / "whole")

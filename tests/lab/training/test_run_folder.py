@@ -19,7 +19,7 @@ import torch
 
 from icmixup.lab.training import run_folder as runs
 from icmixup.lab.training.recipe import Recipe
-from icmixup.lab.training.run_folder import Run, open_run, provenance, read_checkpoint, read_commit, write_whole
+from icmixup.lab.training.run_folder import Run, open_run, provenance, read_checkpoint, read_commit, write_atomically
 
 RECIPE = Recipe(dataset="digits", model="small-cnn", epochs=4)
 CPU = torch.device("cpu")
@@ -239,10 +239,10 @@ def test_a_result_is_there_once_the_run_is_finished_and_one_checkpoint_stays(tmp
 
 def test_a_full_disk_leaves_the_old_file_no_half_one_and_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    write_whole(path, b"old")
+    write_atomically(path, b"old")
     (tmp_path / "result.json.part").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left") as caught:
-        write_whole(path, b"new")
+        write_atomically(path, b"new")
     assert caught.value.errno == errno.ENOSPC
     assert caught.value.filename == str(path)
     assert path.read_bytes() == b"old"
@@ -251,11 +251,11 @@ def test_a_full_disk_leaves_the_old_file_no_half_one_and_names_the_file(tmp_path
 
 def test_a_file_is_replaced_whole_and_the_old_one_kept_if_asked(tmp_path: Path) -> None:
     path, kept = tmp_path / "a", tmp_path / "b"
-    write_whole(path, b"one")
-    write_whole(path, b"two", keep=kept)
+    write_atomically(path, b"one")
+    write_atomically(path, b"two", keep=kept)
     assert (path.read_bytes(), kept.read_bytes()) == (b"two", b"one")
     (tmp_path / "a.part").write_bytes(b"left by a crash, and longer than what follows")
-    write_whole(path, b"three")
+    write_atomically(path, b"three")
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"a": b"three", "b": b"one"}
 
 

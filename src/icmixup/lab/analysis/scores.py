@@ -31,7 +31,7 @@ from icmixup.lab.datasets import Dataset, Split
 from icmixup.lab.training.evaluate import evaluation_mode
 from icmixup.lab.models import build_model
 from icmixup.lab.training.recipe import Recipe, read_recipe
-from icmixup.lab.training.run_folder import Run, write_whole
+from icmixup.lab.training.run_folder import Run, write_atomically
 from icmixup.lab.training.step import autocast_dtype, place
 from icmixup.lab.sweep.local import remember_data
 
@@ -256,5 +256,5 @@ def write_analysis(rows: Sequence[Row], path: Path) -> Path:
     writer.writeheader()
     writer.writerows(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text.getvalue().encode())
+    write_atomically(path, text.getvalue().encode())
     return path

@@ -1,6 +1,7 @@
-"""icmixup compare | train | paper | analyse | data: words in, exit code out.
+"""icmixup compare | train | paper | analyse | data: command-line arguments in, exit code out.
 
-Nothing heavy is imported before it is needed, so that --help answers at once.
+The flags of all commands are parsed without torch, so that --help and a mistyped flag are answered at once; each
+command imports what it needs.
 """
 
 from __future__ import annotations
@@ -11,55 +12,54 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from importlib.metadata import version
+from typing import Annotated, Any
 
-HELP = """usage: icmixup {compare,train,paper,analyse,data} ...  |  icmixup --version
+DESCRIPTION = """Does Infinite Class Mixup help on your data? One command trains several methods with several seeds and
+reports, with confidence intervals, which one helps.
 
-Does Infinite Class Mixup help on your data? One command trains several methods with several seeds and says,
-with intervals, which one helps.
-
-  icmixup compare                      on scikit-learn's digits, which are installed already: minutes
-  icmixup compare path/to/images       on a folder of images, one subfolder a class
+  icmixup compare                      on scikit-learn's digits, no download needed: minutes
+  icmixup compare path/to/images       on a folder of images, one subfolder per class
   icmixup train                        one run; with no flags, the paper's on CIFAR-100
-  icmixup paper                        the paper's tables and figures, our numbers beside its own
-  icmixup analyse RUN_FOLDER           what a trained run makes of mixed images, as in the paper's last figure
+  icmixup paper                        the paper's tables and figures, our results beside them
+  icmixup analyse RUN_FOLDER           what a trained run does with mixed images, as in the paper's last figure
   icmixup data list                    datasets, and where they are
-  icmixup data get cifar100            bring one here
-  icmixup data check cifar100          read one, and test what must be true of it
+  icmixup data get cifar100            download a dataset
+  icmixup data check cifar100          validate a dataset
 
 `icmixup compare --help` and `icmixup train --help` explain every flag."""
+COMMANDS = ("compare", "train", "paper", "analyse", "data")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; 0 if it went well, 2 with one sentence if not, 130 if it was stopped, 141 if unheard."""
+    """Run a command. Exit code 0: success, 2: error with a message, 130: interrupted, 141: broken pipe."""
     args = list(sys.argv[1:] if argv is None else argv)
     try:
-        with terminated_as_interrupted(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # meant for those who write programs
+        with sigterm_as_interrupt(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # addressed to developers
             warnings.showwarning = lambda message, *_: show_warning(message)
             try:
-                return find_command(args)(args[1:])
+                return run_command(args)
             finally:
                 sys.stdout.flush()
     except KeyboardInterrupt:
-        return complain("stopped; the same command goes on from there", 130)
-    except BrokenPipeError:  # who reads our output, head or less, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is buffered still
+        return print_error("interrupted; run the same command again to resume", 130)
+    except BrokenPipeError:  # the reader of our output, for example head or less, has exited
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
         return 141
     except Exception as error:
-        sentence = explain(error)
-        if sentence is None or "--debug" in args:
+        message = explain(error)
+        if message is None or "--debug" in args:
             raise
-        return complain(sentence, 2)
+        return print_error(message, 2)
 
 
 @contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM, by which batch systems take a machine back, ends a command as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():  # which alone may say what a signal does
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Handle SIGTERM, which batch systems send before they end a job, like Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield
         return
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -69,98 +69,83 @@ def terminated_as_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-Command = Callable[[Sequence[str]], int]
+def run_command(args: Sequence[str]) -> int:
+    if args and args[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"icmixup {version('icmixup')}")
+        return 0
+    if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+        similar = get_close_matches(args[0], COMMANDS, n=1)
+        hint = f"did you mean {similar[0]}? " if similar else ""
+        raise ValueError(f"unknown command {args[0]!r}; {hint}the commands are {', '.join(COMMANDS)}")
+    from icmixup.lab.cli import analyse, compare, data, paper, train
+    from icmixup.lab.cli.shared import requested_recipe
+
+    name = requested_recipe(args)
+    flags = parse(args or ["--help"], name or "quick", name or "paper")
+    if isinstance(flags, compare.CompareFlags):
+        recipe = name or compare.default_recipe(flags)
+        if recipe != (name or "quick"):  # parsed again with the defaults of that recipe
+            flags = parse(args, recipe, "paper")
+        return compare.run_compare(flags, recipe)
+    if isinstance(flags, train.TrainFlags):
+        return train.run_train(flags)
+    if isinstance(flags, paper.PaperFlags):
+        return paper.run_paper(flags)
+    return analyse.run_analyse(flags) if isinstance(flags, analyse.AnalyseFlags) else data.run_data(flags)
 
 
-def find_command(args: Sequence[str]) -> Command:
-    commands: dict[str, Command] = {
-        "compare": compare,
-        "train": train,
-        "paper": paper,
-        "analyse": analyse,
-        "data": data,
-    }
-    name = args[0] if args else "--help"
-    if name in ("-h", "--help"):
-        return lambda _: say(HELP)
-    if name == "--version":
-        return lambda _: say(f"icmixup {version('icmixup')}")
-    if name not in commands:
-        near = get_close_matches(name, commands, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise ValueError(f"no command {name!r}; {hint}the commands are {', '.join(commands)}")
-    return commands[name]
+def parse(args: Sequence[str], compare_recipe: str, train_recipe: str) -> Any:
+    """The flags of the command that `args` name; the recipes provide the defaults of compare and train."""
+    import tyro
+    from tyro import conf
+
+    from icmixup.lab.cli import analyse, compare, data, paper, train
+
+    def command(kind: type, module: Any, default: Any = None) -> Any:
+        name = module.__name__.rpartition(".")[2]
+        text = module.HELP if args and args[0] == name else module.SUMMARY
+        given = {} if default is None else {"default": default}
+        return Annotated[kind, conf.subcommand(name=name, description=text, **given)]
+
+    commands = (
+        command(compare.CompareFlags, compare, compare.compare_defaults(compare_recipe))
+        | command(train.TrainFlags, train, train.train_defaults(train_recipe))
+        | command(paper.PaperFlags, paper)
+        | command(analyse.AnalyseFlags, analyse)
+        | command(data.DataFlags, data)
+    )
+    config = (conf.OmitArgPrefixes, conf.PositionalMetavarFromFieldName)
+    return tyro.cli(commands, args=args, prog="icmixup", description=DESCRIPTION, config=config)
 
 
-def compare(args: Sequence[str]) -> int:
-    from icmixup.lab.cli.flags import parse_compare
-
-    flags, start = parse_compare(args)
-    from icmixup.lab.cli.commands import run_compare
-
-    return run_compare(flags, start)
-
-
-def train(args: Sequence[str]) -> int:
-    from icmixup.lab.cli.flags import parse_train
-
-    flags = parse_train(args)
-    from icmixup.lab.cli.commands import run_train
-
-    return run_train(flags)
-
-
-def paper(args: Sequence[str]) -> int:
-    from icmixup.lab.cli.paper import parse_paper, run_paper
-
-    return run_paper(parse_paper(args))
-
-
-def analyse(args: Sequence[str]) -> int:
-    from icmixup.lab.cli.analyse import parse_analyse, run_analyse
-
-    return run_analyse(parse_analyse(args))
-
-
-def data(args: Sequence[str]) -> int:
-    from icmixup.lab.cli.flags import parse_data
-
-    flags = parse_data(args)
-    from icmixup.lab.cli.commands import run_data
-
-    return run_data(flags)
-
-
-def say(text: str) -> int:
-    print(text)
-    return 0
-
-
-def complain(sentence: str, code: int) -> int:
-    """One line on stderr; under torchrun the first rank speaks for all."""
+def print_error(message: str, code: int) -> int:
+    """Print one line on stderr; under torchrun only the first rank prints."""
     if os.environ.get("RANK", "0") == "0":
-        print(f"icmixup: {sentence}", file=sys.stderr)
+        print(f"icmixup: {message}", file=sys.stderr)
     return code
 
 
 def show_warning(message: Warning | str) -> None:
-    """A warning as one line: where in our files it was raised is nothing to a user."""
-    complain(str(message), 0)
+    """Print a warning as one line, without its position in our code."""
+    print_error(str(message), 0)
 
 
 def explain(error: Exception) -> str | None:
-    """One sentence for what a user can mend; None for what is our mistake."""
+    """A one-line message for errors that a user can fix; None for bugs."""
     if isinstance(error, ModuleNotFoundError):
-        return f"the laboratory needs {error.name}, which is not installed; pip install icmixup[lab]"
+        return (
+            f"this command needs {error.name}, which is not installed: pip install 'icmixup[lab]', "
+            "or pip install '.[lab]' in a clone"
+        )
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         where = f", writing {error.filename}" if error.filename else ""
-        return (
-            f"the disk is full{where}; free some room and give the same command again, it goes on from there"
-        )
+        return f"the disk is full{where}; free some space and run the same command again to resume"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     if isinstance(error, ValueError | OSError):
         return " ".join(str(error).split())
     if type(error).__name__ == "OutOfMemoryError":
-        return "the GPU's memory is full; give a smaller --batch-size or --model, or fewer --workers"
+        return "the GPU is out of memory; use a smaller --batch-size or --model, or fewer --workers"
     return None

@@ -1,4 +1,4 @@
-"""icmixup analyse: its flags, and what it does with them."""
+"""icmixup analyse: what finished runs do between two classes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import tyro
 from tyro import conf
 
-from icmixup.lab.cli.flags import data_folder
+from icmixup.lab.cli.shared import Flag, data_folder
+from icmixup.lab.cli.terminal import print_note, print_rows
 
-ANALYSE_HELP = """What finished runs make of images between two classes, as in the paper's last figure.
+SUMMARY = "Show what trained runs do with images between two classes, as in the paper's last figure."
+HELP = f"""{SUMMARY}
 
-One test image a class, all ordered pairs of classes, lam from 0 to 1 by 0.1: the mean squared norm of the
-scores, of the scores less their mean and of the features, and mean and standard deviation of the score of
-the first class less that of the second. Runs that differ in their seed alone are one line of the pictures.
-analysis.csv, confidence.png and difference.png go into the --out folder.
+For one test image per class, all ordered pairs of classes and lam from 0 to 1 in steps of 0.1: the mean squared
+norm of the scores, of the centred scores and of the features, and mean and standard deviation of the difference
+between the scores of the two classes. Runs that differ only in their seed share a line in the figures.
+analysis.csv, confidence.png and difference.png are written to the --out folder.
 
   icmixup analyse runs/cifar100.resnet34.mixup.* runs/cifar100.resnet34.ic-mixup.*
   icmixup analyse runs/* --image-seed 0 1 2 --out analysis/three-choices"""
@@ -24,30 +25,20 @@ analysis.csv, confidence.png and difference.png go into the --out folder.
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyseFlags:
-    """icmixup analyse."""
+    """Show what trained runs do with images between two classes, as in the paper's last figure."""
 
     runs: conf.Positional[tuple[Path, ...]]
-    """Folders of finished runs, of any methods, to be set side by side."""
+    """Folders of finished runs, of any methods."""
     out: Path = Path("analysis")
     """Folder of analysis.csv, confidence.png and difference.png."""
     data_dir: Path = field(default_factory=data_folder)
-    """Where datasets are, or are downloaded to; ICMIXUP_DATA in the environment says it too."""
+    """Folder of datasets, also for downloads; the environment variable ICMIXUP_DATA sets the default."""
     image_seed: tuple[int, ...] = ()
-    """Each draws a test image of every class; if not given, the first of each is taken."""
+    """Each seed draws one test image per class; by default the first of each class is used."""
     device: str | None = None
-    """cpu, cuda, cuda:1 or mps; if not given, a GPU if there is one."""
-    debug: conf.FlagCreatePairsOff[bool] = False
+    """cpu, cuda, cuda:1 or mps; a GPU if there is one by default."""
+    debug: Flag = False
     """Show a traceback with an error."""
-
-
-def parse_analyse(args: Sequence[str]) -> AnalyseFlags:
-    return tyro.cli(
-        AnalyseFlags,
-        prog="icmixup analyse",
-        description=ANALYSE_HELP,
-        args=args,
-        config=(conf.PositionalMetavarFromFieldName,),
-    )
 
 
 def run_analyse(flags: AnalyseFlags) -> int:
@@ -58,7 +49,7 @@ def run_analyse(flags: AnalyseFlags) -> int:
     from icmixup.lab.training.ranks import pick_device
 
     if not flags.runs:
-        raise ValueError("no runs to analyse; give the folders of one or more finished runs")
+        raise ValueError("no runs to analyse; pass the folders of one or more finished runs")
     rows = analyse_runs(
         flags.runs,
         data_dir=flags.data_dir,
@@ -74,30 +65,21 @@ def run_analyse(flags: AnalyseFlags) -> int:
         (line.name, *map(middle_and_end, line.norms.values()), f"{line.means[-1]:.4g} ± {line.stds[-1]:.4g}")
         for line in pooled_lines(rows)
     ]
-    return show(lines, paths)
+    return print_summary(lines, paths)
 
 
 def middle_and_end(values: Sequence[float]) -> str:
-    """Where lam is 0.5, and where it is 1."""
+    """The values at lam 0.5 and at lam 1."""
     return f"{values[len(values) // 2]:.4g}, {values[-1]:.4g}"
 
 
-def show(lines: Sequence[tuple[str, ...]], paths: Sequence[Path]) -> int:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    from icmixup.lab.comparison.table import stdout_console
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    norms = ("scores", "scores less mean", "features")[: len(lines[0]) - 2]
-    headings = (*(f"squared norm of {norm}\nlam 0.5, lam 1" for norm in norms), "difference\nlam 1")
-    table.add_column("runs", overflow="fold")
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for line in lines:
-        table.add_row(*line)
-    stdout_console().print(table, highlight=False, markup=False)
-    written = "written: " + ", ".join(str(path) for path in paths)
-    Console(stderr=True).print(written, highlight=False, markup=False, soft_wrap=True)
+def print_summary(lines: Sequence[tuple[str, ...]], paths: Sequence[Path]) -> int:
+    norms = ("scores", "centred scores", "features")[: len(lines[0]) - 2]
+    headings = (
+        "runs",
+        *(f"squared norm of {norm}\nlam 0.5, lam 1" for norm in norms),
+        "difference\nlam 1",
+    )
+    print_rows(headings, lines, right=range(1, len(headings)))
+    print_note("written: " + ", ".join(str(path) for path in paths))
     return 0

@@ -1,58 +1,59 @@
-"""icmixup paper: the paper's tables and figures, our numbers beside its own, and the runs that make them."""
+"""icmixup paper: the paper's tables and figures, our results beside its own, and the runs that produce them."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-import tyro
 from tyro import conf
 
-from icmixup.lab.paper.spec import PaperTable
-from icmixup.lab.cli.flags import data_folder
-from icmixup.lab.training.ranks import rank
-from icmixup.lab.paper.results import Results, append_rows, check_file, read_rows
+from icmixup.lab.cli.shared import Flag, data_folder
+from icmixup.lab.cli.terminal import is_first_rank, print_note, stderr_console
+from icmixup.lab.training.execution import Execution
 
-PAPER_HELP = """The paper's tables and figures: its numbers, ours beside them, and the runs that make ours.
+if TYPE_CHECKING:
+    from icmixup.lab.paper.results import Results
+    from icmixup.lab.paper.spec import PaperTable
+    from icmixup.lab.training.run_folder import Row
 
-  icmixup paper                                   all of them, and how many of their cells have runs of ours
-  icmixup paper table1-right                      one, paper and ours side by side
-  icmixup paper table1-right --run-missing        train what is missing; stopped, the same command goes on
-  timeout 50m icmixup paper --run-missing         for fifty minutes; the same command goes on
+SUMMARY = "Show the paper's tables and figures with our results beside them, or train what is missing."
+HELP = f"""{SUMMARY}
+
+  icmixup paper                                   all of them, and how many of their cells have runs
+  icmixup paper table1-right                      one table, the paper's numbers and ours side by side
+  icmixup paper table1-right --run-missing        train what is missing; the same command resumes
+  timeout 50m icmixup paper --run-missing         train for fifty minutes
   icmixup paper --run-missing --seeds 1 --only 'ic-mixup/10 %*' 'ic-*/*0.01/resnet32'
   icmixup paper table2-right --markdown           or --latex, or --json"""
-
-Flag = conf.FlagCreatePairsOff[bool]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaperFlags:
-    """icmixup paper."""
+    """Show the paper's tables and figures with our results beside them, or train what is missing."""
 
     tables: conf.Positional[tuple[str, ...]] = ()
-    """table1-left, figure-regmixup, long-tail, ...; all of them if not given."""
+    """table1-left, figure-regmixup, long-tail, ...; all of them by default."""
     run_missing: Flag = False
-    """Train what the tables lack, cheapest first, the first seed of all before the second of any."""
+    """Train what the tables lack, cheapest first, the first seed of all cells before the second of any."""
     seeds: int | None = None
-    """Runs a cell; as many as the paper made, mostly 3, if not given."""
+    """Runs per cell; as many as in the paper by default, mostly 3."""
     only: tuple[str, ...] = ()
-    """Train these cells alone: a method, row, column, model or dataset, or method/column/model, with * for
+    """Train only these cells: a method, row, column, model or dataset, or method/column/model; * matches
     anything."""
     compile: Flag = False
-    """torch.compile the models."""
+    """Use torch.compile."""
     engine: Literal["local", "ray"] = "local"
-    """Where to train: on this machine, or on a Ray cluster."""
+    """Train on this machine, or on a Ray cluster."""
     address: str | None = None
-    """Of the Ray cluster; auto for the one this machine is part of."""
+    """Address of the Ray cluster; auto for the one this machine belongs to."""
     workers: int | None = None
-    """How many runs at once, 3 on a large GPU, say; if not given, one a GPU, or what the cores allow."""
+    """Concurrent runs, for example 3 on a large GPU; by default one per GPU, or what the cores allow."""
     device: str | None = None
-    """cpu, cuda or cuda:1; if not given, a GPU if there is one."""
+    """cpu, cuda or cuda:1; a GPU if there is one by default."""
     json: Flag = False
     """Print JSON."""
     markdown: Flag = False
@@ -62,63 +63,65 @@ class PaperFlags:
     write: Flag = False
     """Write README.md beside the results, with every table."""
     results: Path = Path("results/runs.csv")
-    """The file of all runs, a row each; rows are appended, and never changed."""
+    """File of all runs, one row each; rows are appended and never changed."""
     out: Path = Path("runs")
     """Folder of all runs."""
     data_dir: Path = field(default_factory=data_folder)
-    """Where datasets are; ICMIXUP_DATA in the environment says it too."""
+    """Folder of datasets; the environment variable ICMIXUP_DATA sets the default."""
     debug: Flag = False
     """Show a traceback with an error."""
 
-
-def parse_paper(args: Sequence[str]) -> PaperFlags:
-    return tyro.cli(
-        PaperFlags,
-        prog="icmixup paper",
-        description=PAPER_HELP,
-        args=args,
-        config=(conf.PositionalMetavarFromFieldName,),
-    )
+    def execution(self) -> Execution:
+        return Execution(
+            out=self.out,
+            data_dir=self.data_dir,
+            device=self.device,
+            workers=self.workers,
+            engine=self.engine,
+            address=self.address,
+        )
 
 
 def run_paper(flags: PaperFlags) -> int:
-    """Train if asked to, then show; tables go to stdout, all else to stderr."""
+    """Train if asked to, then print the tables."""
     from icmixup.lab.paper.published import TABLES, find_table
+    from icmixup.lab.paper.results import read_rows
 
-    check_flags(flags)
+    check_paper(flags)
     named = [find_table(name) for name in flags.tables]
     results = read_rows(flags.results)
     for damage in results.damaged:
-        tell(str(damage))
+        print_note(str(damage))
     if flags.run_missing:
         run_missing(named or list(TABLES.values()), flags, results)
         results = read_rows(flags.results)
-    if rank() != 0:  # under torchrun the first speaks for all
+    if not is_first_rank():
         return 0
     if flags.write:
         from icmixup.lab.paper.page import write_page
 
-        tell(f"written: {write_page(results, flags.results.with_name('README.md'))}")
-    show(named, flags, results)
+        print_note(f"written: {write_page(results, flags.results.with_name('README.md'))}")
+    print_tables(named, flags, results)
     return 0
 
 
-def check_flags(flags: PaperFlags) -> None:
+def check_paper(flags: PaperFlags) -> None:
     if sum((flags.json, flags.markdown, flags.latex)) > 1:
-        raise ValueError("give one of --json, --markdown and --latex")
+        raise ValueError("--json, --markdown and --latex exclude each other; use one of them")
     if flags.seeds is not None and flags.seeds < 1:
-        raise ValueError(f"--seeds {flags.seeds} trains nothing; give 3, say")
-    asked = [name for name in ("seeds", "only", "compile") if getattr(flags, name)]
-    if asked and not flags.run_missing:
-        raise ValueError(f"--{asked[0]} says what to train, and nothing is trained without --run-missing")
+        raise ValueError(f"--seeds must be at least 1, got {flags.seeds}")
+    needing = [name for name in ("seeds", "only", "compile") if getattr(flags, name)]
+    if needing and not flags.run_missing:
+        raise ValueError(f"--{needing[0]} selects what to train and needs --run-missing")
 
 
 def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Results) -> None:
-    """Train what tables lack, and append a row for each run as it ends."""
-    from icmixup.lab.sweep.budget import work
-    from icmixup.lab.sweep.ray import find_finished, run_recipes
-    from icmixup.lab.paper.plan import choose_cells, past_speed, plan_runs, say_absent, say_stand_ins
+    """Train what the tables lack, and append a row for each run as it ends."""
     from icmixup.lab.paper.fill import index_results
+    from icmixup.lab.paper.plan import choose_cells, past_speed, plan_runs, say_absent, say_stand_ins
+    from icmixup.lab.paper.results import append_rows, check_file
+    from icmixup.lab.sweep import find_finished, run_recipes
+    from icmixup.lab.sweep.budget import work
     from icmixup.lab.sweep.progress import Display
     from icmixup.lab.training.ranks import pick_device
     from icmixup.lab.training.run_folder import provenance
@@ -129,39 +132,34 @@ def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Result
     if absent and not plan.recipes:
         raise ValueError("; ".join(absent))
     for sentence in (*absent, *say_stand_ins(plan)):
-        tell(sentence)
+        print_note(sentence)
     check_file(flags.results, plan.recipes)
     display = Display(
         plan.recipes,
         stderr_console(),
         work=work,
-        rests=find_finished(plan.recipes, flags.out),
+        finished=find_finished(plan.recipes, flags.out),
         seconds_each=past_speed(index, provenance(pick_device(flags.device))["device"]),
         title=attrgetter("title"),
     )
     with display:
 
-        def keep(row: dict[str, Any]) -> None:
-            if rank() == 0:
+        def keep(row: Row) -> None:
+            if is_first_rank():
                 append_rows(flags.results, [(display.recipes[row["key"]], row)])
             display.finish(row)
 
         run_recipes(
             plan.recipes,
-            flags.out,
-            data_dir=flags.data_dir,
-            engine=flags.engine,
-            address=flags.address,
-            workers=flags.workers,
-            device=flags.device,
+            flags.execution(),
             on_row=keep,
-            on_beat=display.beat,
+            on_progress=display.update,
             on_failure=display.fail,
         )
 
 
-def show(named: Sequence[PaperTable], flags: PaperFlags, results: Results) -> None:
-    """The tables that were named, or the list of all, in the form asked for."""
+def print_tables(named: Sequence[PaperTable], flags: PaperFlags, results: Results) -> None:
+    """The named tables, or the list of all, in the requested format."""
     from icmixup.lab.paper.published import TABLES
     from icmixup.lab.paper.page import markdown_listing, say_conflicts
     from icmixup.lab.paper.render import as_json, as_latex, as_markdown, listing, listing_cells, print_table
@@ -185,18 +183,3 @@ def show(named: Sequence[PaperTable], flags: PaperFlags, results: Results) -> No
         stdout_console().print(listing(filled))
         for text in say_conflicts(results.rows):
             print(text)
-
-
-def stderr_console() -> Any:
-    from rich.console import Console
-
-    return Console(stderr=True, quiet=rank() != 0)
-
-
-def tell(text: str) -> None:
-    if rank() == 0:
-        print(text, file=sys.stderr)
-
-
-if __name__ == "__main__":
-    raise SystemExit(run_paper(parse_paper(sys.argv[1:])))

@@ -1,7 +1,7 @@
-"""Methods x seeds on the same images and the same initial weights: runs, standings, a verdict, files.
+"""Methods x seeds on the same images and the same initial weights: runs, statistics, a verdict, files.
 
-comparison.json    per method the accuracies and metrics by seed; the recipe, every row, the verdict
-comparison.csv     a row a run
+comparison.json    accuracies and metrics by method and seed; the recipe, every row, the verdict
+comparison.csv     one row per run
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from icmixup.lab.datasets import Dataset
-from icmixup.lab.sweep.ray import run_recipes
+from icmixup.lab.sweep import run_recipes
 from icmixup.lab.sweep.progress import Display
+from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.recipe import Recipe, read_recipe
-from icmixup.lab.training.run_folder import write_whole
-from icmixup.lab.comparison.statistics import Row, Standing, footnote, rank_methods, verdict
+from icmixup.lab.training.run_folder import Row, write_atomically
+from icmixup.lab.comparison.statistics import Standing, footnote, rank_methods, verdict
 from icmixup.methods import find_method
 
 EVEN_METHODS = ("erm", "mixup", "ic-mixup", "cutmix", "ic-cutmix", "regmixup", "ic-regmixup")
@@ -38,11 +38,11 @@ LONG_TAIL_METHODS = (
     "balanced-mixup",
     "ic-mixup-centred",
 )
-LONG_TAIL_RATIO = 2  # of the largest class to the smallest, from which on class sizes matter
+LONG_TAIL_RATIO = 2  # of the largest to the smallest class, from which on class sizes matter
 
 
 class Failure(NamedTuple):
-    """A run without a result: its loss became nan, or its process died time and again."""
+    """A run without a result: its loss became nan, or its process died repeatedly."""
 
     method: str
     seed: int
@@ -51,9 +51,9 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """What methods x seeds came to."""
+    """The result of methods x seeds."""
 
-    recipe: Recipe  # of the baseline with the first seed; the others differ in method and seed alone
+    recipe: Recipe  # of the baseline with the first seed; the others differ in method and seed only
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
     baseline: str
@@ -70,46 +70,35 @@ def compare(
     seeds: Sequence[int],
     baseline: str | None = None,
     *,
-    root: Path,
-    data_dir: Path,
-    dataset: Dataset | None = None,
+    execution: Execution,
     display: Display | None = None,
-    workers: int | None = 1,
-    **where: Any,
 ) -> Comparison:
     """Train every method with every seed, and compare their accuracies seed by seed.
 
-    A seed decides initial weights, order and augmentation alike, and the training images are the same for
-    all, so that two methods with one seed differ in nothing but the method. Finished runs under `root` are
-    taken as they are. A run that diverges, or is lost, does not stop the others.
+    A seed determines initial weights, order and augmentation, and all runs share the training images, so two
+    methods with the same seed differ in the method only. Finished runs in execution.out are reused. A run that
+    diverges or is lost does not stop the others.
 
     Args:
         recipe: everything but method and seed.
-        baseline: what the differences are to; see pick_baseline.
-        dataset: the recipe's own, if it is loaded already.
-        display: told of every run.
-        workers: how many runs at once; in turn in this process if not given, found out if None.
-        where: engine, address, device and trackers; see run_recipes.
+        baseline: method that differences refer to; see pick_baseline.
+        display: shows the progress of every run.
     """
     methods = check_methods(methods)
     baseline = pick_baseline(methods, baseline)
     failures: list[Failure] = []
 
-    def fail(each: Recipe, reason: str) -> None:
-        failures.append(Failure(each.method, each.seed, reason))
+    def fail(failed: Recipe, reason: str) -> None:
+        failures.append(Failure(failed.method, failed.seed, reason))
         if display is not None:
-            display.fail(each, reason)
+            display.fail(failed, reason)
 
     rows = run_recipes(
-        plan_runs(recipe, methods, seeds),
-        root,
-        data_dir=data_dir,
-        dataset=dataset,
-        workers=workers,
+        comparison_recipes(recipe, methods, seeds),
+        execution,
         on_row=None if display is None else display.finish,
-        on_beat=None if display is None else display.beat,
+        on_progress=None if display is None else display.update,
         on_failure=fail,
-        **where,
     )
     return summarise(recipe, methods, seeds, baseline, rows, failures)
 
@@ -137,10 +126,10 @@ def summarise(
     )
 
 
-def plan_runs(recipe: Recipe, methods: Sequence[str], seeds: Sequence[int]) -> list[Recipe]:
-    """The recipes to carry out, seed by seed, so that an interrupted comparison has whole pairs."""
+def comparison_recipes(recipe: Recipe, methods: Sequence[str], seeds: Sequence[int]) -> list[Recipe]:
+    """The recipes to train, seed by seed, so that an interrupted comparison has complete pairs."""
     if not seeds:
-        raise ValueError("no seeds to compare over; give --seeds 3, say")
+        raise ValueError("no seeds to compare; use for example --seeds 3")
     return [
         dataclasses.replace(recipe, method=method, seed=seed)
         for seed in dict.fromkeys(seeds)
@@ -149,25 +138,25 @@ def plan_runs(recipe: Recipe, methods: Sequence[str], seeds: Sequence[int]) -> l
 
 
 def check_methods(methods: Sequence[str]) -> tuple[str, ...]:
-    """The methods, each once; names that we do not have are refused before anything is trained."""
+    """The methods, each once; unknown names are rejected before anything is trained."""
     for method in methods:
         find_method(method)
     if not methods:
-        raise ValueError("no methods to compare; give --methods erm mixup ic-mixup, say")
+        raise ValueError("no methods to compare; use for example --methods erm mixup ic-mixup")
     return tuple(dict.fromkeys(methods))
 
 
 def pick_baseline(methods: Sequence[str], baseline: str | None = None) -> str:
-    """The one asked for, else mixup if it is compared, else the first."""
+    """The given one, otherwise mixup if it is compared, otherwise the first."""
     if baseline is None:
         return "mixup" if "mixup" in methods else methods[0]
     if baseline not in methods:
-        raise ValueError(f"the baseline {baseline!r} is not among the methods: {', '.join(methods)}; add it")
+        raise ValueError(f"baseline {baseline!r} is not among the methods ({', '.join(methods)}); add it to --methods")
     return baseline
 
 
 def default_methods(class_counts: Tensor) -> tuple[str, ...]:
-    """What to compare if nobody says: on a long tail, those that a user with a long tail would try.
+    """The methods to compare by default: for a long tail, those that address it.
 
     Args:
         class_counts: (C,) training images of each class.
@@ -176,24 +165,24 @@ def default_methods(class_counts: Tensor) -> tuple[str, ...]:
     return LONG_TAIL_METHODS if uneven else EVEN_METHODS
 
 
-def forget_runs(root: Path, recipes: Sequence[Recipe]) -> None:
-    """Remove what earlier sittings left of these very runs."""
+def delete_runs(root: Path, recipes: Sequence[Recipe]) -> None:
+    """Delete existing results of these runs."""
     for recipe in recipes:
         if (root / recipe.name).exists():
             shutil.rmtree(root / recipe.name)
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> tuple[Path, Path]:
-    """comparison.json and comparison.csv, each whole or not at all."""
+    """Write comparison.json and comparison.csv, each atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = folder / "comparison.json", folder / "comparison.csv"
-    write_whole(paths[0], json.dumps(as_json(comparison), indent=1, allow_nan=False).encode())
-    write_whole(paths[1], as_csv(comparison).encode())
+    write_atomically(paths[0], json.dumps(comparison_as_json(comparison), indent=1, allow_nan=False).encode())
+    write_atomically(paths[1], comparison_as_csv(comparison).encode())
     return paths
 
 
 def read_comparison(path: Path) -> Comparison:
-    """The comparison that write_comparison wrote; its statistics are made anew from its rows."""
+    """The comparison that write_comparison wrote; its statistics are computed again from its rows."""
     stored = json.loads(path.read_text())
     return summarise(
         read_recipe(stored["recipe"]),
@@ -205,8 +194,8 @@ def read_comparison(path: Path) -> Comparison:
     )
 
 
-def as_json(comparison: Comparison) -> dict[str, object]:
-    order = {method: place for place, method in enumerate(comparison.methods)}
+def comparison_as_json(comparison: Comparison) -> dict[str, object]:
+    order = {method: number for number, method in enumerate(comparison.methods)}
     standings = sorted(comparison.standings, key=lambda standing: order[standing.method])
     return {
         "verdict": comparison.verdict,
@@ -231,8 +220,8 @@ def standing_as_json(standing: Standing) -> dict[str, object]:
     }
 
 
-def as_csv(comparison: Comparison) -> str:
-    """A row a run, those without a result included; lists stand as JSON."""
+def comparison_as_csv(comparison: Comparison) -> str:
+    """One row per run, including those without a result; lists are written as JSON."""
     failed: list[Row] = [
         {
             **dataclasses.replace(comparison.recipe, method=method, seed=seed).fields(),

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from icmixup.lab.comparison.compare import Comparison
-from icmixup.lab.training.run_folder import write_whole
+from icmixup.lab.training.run_folder import write_atomically
 from icmixup.lab.comparison.statistics import Standing, signed
 
 if TYPE_CHECKING:
@@ -102,5 +102,5 @@ def write_png(figure: Figure, path: Path) -> Path:
     """The figure as a PNG, written beside and renamed."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", facecolor="white")
-    write_whole(path, buffer.getvalue())
+    write_atomically(path, buffer.getvalue())
     return path

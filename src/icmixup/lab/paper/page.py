@@ -9,7 +9,7 @@ from icmixup.lab.paper.published import TABLES
 from icmixup.lab.paper.render import as_markdown, listing_cells, markdown_row
 from icmixup.lab.paper.fill import describe_result, fill_table, index_results
 from icmixup.lab.paper.results import Result, Results, conflicts
-from icmixup.lab.training.run_folder import write_whole
+from icmixup.lab.training.run_folder import write_atomically
 
 HEAD = """# Results
 
@@ -59,5 +59,5 @@ def say_conflicts(rows: Sequence[Result]) -> Iterator[str]:
 
 def write_page(results: Results, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, results_page(results).encode())
+    write_atomically(path, results_page(results).encode())
     return path

@@ -1,4 +1,10 @@
-"""Runs on this machine: in turn in this process, or several at once, each worker a process of its own."""
+"""Runs on this machine: one after the other in this process, or several concurrently.
+
+processes    on CPUs and on several GPUs; a run whose process dies is resumed in a new one
+threads      on a single GPU, each with a CUDA stream of its own. At a batch of 128 a small network leaves most of
+             a large GPU idle; a second and a third run fill the gaps. Processes would take turns on the GPU
+             instead, and each would compile the model again
+"""
 
 from __future__ import annotations
 
@@ -9,58 +15,47 @@ import multiprocessing
 import os
 import pickle
 import signal
+import threading
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from queue import SimpleQueue
+from typing import NamedTuple
 
 import torch
 
-from icmixup.lab.datasets import Dataset
+from icmixup.lab.datasets import Dataset, load_dataset
+from icmixup.lab.training.execution import Execution
+from icmixup.lab.training.loop import Diverged, OnProgress, RunProgress, Stopped, train
 from icmixup.lab.training.ranks import join_ranks, pick_device, world_size
 from icmixup.lab.training.recipe import Recipe
-from icmixup.lab.training.loop import Beat, Diverged, load_recipe_data, train
+from icmixup.lab.training.run_folder import Row
 
-Row = dict[str, Any]
-DATA_FIELDS = ("dataset", "fraction", "per_class", "imbalance", "data_seed", "split", "image_size")
 # Peak of ResNet-34 with a batch of 128 in RegMixup form on a CPU; small networks need less.
 RUN_BYTES = 3 * 10**9
 RETRIES = 1  # of a run whose process died
 
 
-@dataclass(frozen=True)
-class Site:
-    """Where runs happen, and how."""
-
-    root: Path
-    data_dir: Path
-    device: str | None = None
-    threads: int | None = None  # of torch's, for one run; as many as it likes if not given
-    checkpoint_seconds: float = 60.0
-    trackers: tuple[str, ...] = ()
-    at_once: int = 1  # how many runs share the GPU or the cores
-
-
 class Outcome(NamedTuple):
-    """What came of a run: its row, or why there is none."""
+    """The result of a run: its row, or the reason why there is none."""
 
     row: Row | None
     reason: str = ""
 
 
 @dataclass(frozen=True)
-class Report:
-    """Whom to tell of runs, and the rows so far."""
+class Collector:
+    """The rows so far, and callbacks for rows, progress and failures."""
 
     rows: dict[Recipe, Row]
     on_row: Callable[[Row], None] | None
-    on_beat: Callable[[Recipe, Beat], None] | None
+    on_progress: Callable[[Recipe, RunProgress], None] | None
     on_failure: Callable[[Recipe, str], None]
 
-    def settle(self, recipe: Recipe, outcome: Outcome) -> None:
+    def record(self, recipe: Recipe, outcome: Outcome) -> None:
         if outcome.row is None:
             self.on_failure(recipe, outcome.reason)
             return
@@ -68,64 +63,52 @@ class Report:
         if self.on_row is not None:
             self.on_row(outcome.row)
 
-    def beat(self, recipe: Recipe, beat: Beat) -> None:
-        if self.on_beat is not None:
-            self.on_beat(recipe, beat)
+    def progress(self, recipe: Recipe, progress: RunProgress) -> None:
+        if self.on_progress is not None:
+            self.on_progress(recipe, progress)
 
 
-def carry_out(
-    recipe: Recipe, site: Site, on_beat: Callable[[Beat], None] | None, dataset: Dataset | None = None
-) -> Outcome:
-    """Train from where the run stands. To diverge is an outcome; whatever else goes wrong is raised."""
-    if site.threads is not None:
-        torch.set_num_threads(site.threads)
-    device = pick_device(site.device)
+def run_recipe(recipe: Recipe, execution: Execution, on_progress: OnProgress | None) -> Outcome:
+    """Train or resume one run. Divergence is an outcome; any other error is raised."""
+    if execution.threads is not None:
+        torch.set_num_threads(execution.threads)
+    device = pick_device(execution.device)
     if device.type == "cuda":  # a CUDA graph is captured on the current device
         torch.cuda.set_device(device)
     try:
-        row = train(
-            recipe,
-            site.root,
-            data_dir=site.data_dir,
-            dataset=dataset,
-            device=device,
-            on_beat=on_beat,
-            checkpoint_seconds=site.checkpoint_seconds,
-            trackers=site.trackers,
-            at_once=site.at_once,
-        )
+        return Outcome(train(recipe, execution, on_progress))
     except Diverged as error:
         return Outcome(None, str(error))
-    return Outcome(row)
 
 
-def remember_data(data_dir: Path) -> Callable[[Recipe], Dataset]:
-    """A reader of recipes' images that keeps the last ones it read: runs of a sweep mostly share them."""
-
-    @functools.lru_cache(maxsize=1)
-    def read(part: Recipe) -> Dataset:
-        return load_recipe_data(part, data_dir)
-
-    return lambda recipe: read(Recipe(**{name: getattr(recipe, name) for name in DATA_FIELDS}))
+LoadData = Callable[[Recipe], Dataset]
 
 
-def run_in_turn(
-    recipes: Sequence[Recipe], site: Site, report: Report, dataset: Dataset | None = None
-) -> None:
-    """One run after the other in this process, so that what is compiled or read once serves all."""
-    read = remember_data(site.data_dir) if dataset is None else lambda _: dataset
-    # Ranks join once for all runs: if they part and meet again, they may miss each other.
-    with join_ranks(pick_device(site.device)):
+def remember_data(execution: Execution) -> LoadData:
+    """A loader that keeps the last dataset: runs of a sweep mostly share it."""
+    if execution.dataset is not None:
+        dataset = execution.dataset
+        return lambda _: dataset
+    load = functools.lru_cache(maxsize=1)(functools.partial(load_dataset, data_dir=execution.data_dir))
+    return lambda recipe: load(recipe.data)
+
+
+def run_sequentially(recipes: Sequence[Recipe], execution: Execution, collector: Collector) -> None:
+    """One run after the other in this process, sharing compiled code and data."""
+    load = remember_data(execution)
+    # Ranks join once for all runs: if they left and joined again, they might miss each other.
+    with join_ranks(pick_device(execution.device)):
         for recipe in recipes:
-            beat = functools.partial(report.beat, recipe)
-            report.settle(recipe, carry_out(recipe, site, beat, read(recipe)))
+            on_progress = functools.partial(collector.progress, recipe)
+            outcome = run_recipe(recipe, replace(execution, dataset=load(recipe)), on_progress)
+            collector.record(recipe, outcome)
 
 
 def count_workers(runs: int, device: str | None, wanted: int | None = None) -> int:
-    """How many of so many runs at once: as wanted, or one a GPU, or on CPUs what cores and memory allow.
+    """How many of `runs` to train concurrently: as wanted, or one per GPU, or what cores and memory allow.
 
-    The answer is the same each time on one machine, since the last bits of a run hang on its threads. Under
-    torchrun it is one: there all processes together are one run.
+    The answer is always the same on one machine, since the last bits of a run depend on its number of threads.
+    Under torchrun it is one: there all processes together train one run.
     """
     if wanted is not None:
         return min(runs, wanted)
@@ -145,7 +128,7 @@ def count_cores() -> int:
 
 
 def memory_bytes() -> int:
-    """The machine's memory, or a container's limit; where no one says, plenty."""
+    """The machine's memory, or a container's limit; where neither is known, enough for every core."""
     found = [count_cores() * RUN_BYTES]
     with contextlib.suppress(OSError, ValueError, AttributeError):
         found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -154,143 +137,226 @@ def memory_bytes() -> int:
     return min(found)
 
 
-def share_of_threads(number: int) -> int:
-    """Threads of one of so many runs at once on a CPU."""
+def threads_per_run(number: int) -> int:
+    """Threads of each of `number` concurrent runs on a CPU."""
     return max(1, torch.get_num_threads() // number)
 
 
-def split_site(site: Site, number: int) -> list[Site]:
-    """A place for each of so many workers: the GPUs by turns, or an equal share of torch's threads."""
-    kind = pick_device(site.device).type
+def split_execution(execution: Execution, number: int) -> list[Execution]:
+    """One execution per worker: the GPUs in turn, or an equal share of torch's threads."""
+    kind = pick_device(execution.device).type
+    execution = replace(execution, dataset=None)  # not sent to other processes
     if kind != "cuda":
-        threads = share_of_threads(number) if kind == "cpu" else None
-        return [replace(site, threads=threads, at_once=number)] * number
+        threads = threads_per_run(number) if kind == "cpu" else None
+        return [replace(execution, threads=threads, concurrent=number)] * number
     gpus = torch.cuda.device_count()
-    site = replace(site, at_once=math.ceil(number / gpus))
-    return [replace(site, device=f"cuda:{k % gpus}") for k in range(number)]
+    execution = replace(execution, concurrent=math.ceil(number / gpus))
+    return [replace(execution, device=f"cuda:{k % gpus}") for k in range(number)]
 
 
-def one_gpu(device: str | None) -> bool:
-    """Whether all runs have the same GPU."""
+def has_one_gpu(device: str | None) -> bool:
+    """Whether all runs share one GPU."""
     picked = pick_device(device)
     return picked.type == "cuda" and (device not in (None, "cuda") or torch.cuda.device_count() == 1)
 
 
-def run_in_processes(recipes: Sequence[Recipe], site: Site, number: int, report: Report) -> None:
-    """So many runs at once, each in a process of its own; what a dead process leaves goes to a new one."""
-    crew = Crew(split_site(site, number)[: len(recipes)], recipes, report)
+def run_in_processes(
+    recipes: Sequence[Recipe], execution: Execution, number: int, collector: Collector
+) -> None:
+    """`number` concurrent runs, each in its own process; a run whose process dies moves to a new one."""
+    pool = ProcessPool(split_execution(execution, number)[: len(recipes)], recipes, collector)
     try:
-        crew.work()
+        pool.run()
     finally:
-        for worker in crew.workers:
+        for worker in pool.workers:
             worker.stop()
 
 
 class Worker:
-    """A process that carries out one recipe after the other, and our end of the pipe to it."""
+    """A process that trains one recipe after the other, and our end of the pipe to it."""
 
-    def __init__(self, site: Site) -> None:
-        self.site = site
-        self.recipe: Recipe | None = None  # under way
+    def __init__(self, execution: Execution) -> None:
+        self.execution = execution
+        self.recipe: Recipe | None = None  # in progress
         # A fork would share a GPU's context and torch's threads.
         context = multiprocessing.get_context("spawn")
         self.pipe, far_end = context.Pipe()
-        self.process = context.Process(target=serve, args=(far_end, site), daemon=True)
+        self.process = context.Process(target=serve, args=(far_end, execution), daemon=True)
         self.process.start()
         far_end.close()  # so that the pipe ends when the process does
 
-    def give(self, recipe: Recipe) -> None:
+    def assign(self, recipe: Recipe) -> None:
         self.recipe = recipe
-        with contextlib.suppress(BrokenPipeError):  # it died in the meantime: the next recv will say so
+        with contextlib.suppress(BrokenPipeError):  # it died in the meantime: the next recv reports it
             self.pipe.send(recipe)
 
     def stop(self) -> int | None:
-        """End the process at once, a checkpoint being whole at any moment, and return its exit code."""
+        """Kill the process, which is safe since checkpoints are atomic, and return its exit code."""
         self.process.kill()
         self.process.join()
         self.pipe.close()
         return self.process.exitcode
 
 
-class Crew:
-    """Workers, and the recipes that wait for one."""
+class ProcessPool:
+    """Worker processes, and the recipes that wait for one."""
 
-    def __init__(self, sites: Sequence[Site], recipes: Sequence[Recipe], report: Report) -> None:
-        self.report = report
+    def __init__(
+        self, executions: Sequence[Execution], recipes: Sequence[Recipe], collector: Collector
+    ) -> None:
+        self.collector = collector
         self.waiting = deque(recipes)
         self.deaths: Counter[Recipe] = Counter()
-        self.workers = [Worker(site) for site in sites]
+        self.workers = [Worker(execution) for execution in executions]
 
-    def work(self) -> None:
-        while busy := self.hand_out():
+    def run(self) -> None:
+        while busy := self.assign():
             for pipe in wait([worker.pipe for worker in busy]):
-                self.hear(next(worker for worker in busy if worker.pipe is pipe))
+                self.receive(next(worker for worker in busy if worker.pipe is pipe))
 
-    def hand_out(self) -> list[Worker]:
-        """A recipe to everyone who has none, as long as there are any; who is at work then."""
+    def assign(self) -> list[Worker]:
+        """Give a recipe to every idle worker while there are any; return the busy workers."""
         for worker in self.workers:
             if worker.recipe is None and self.waiting:
-                worker.give(self.waiting.popleft())
+                worker.assign(self.waiting.popleft())
         return [worker for worker in self.workers if worker.recipe is not None]
 
-    def hear(self, worker: Worker) -> None:
+    def receive(self, worker: Worker) -> None:
         recipe = worker.recipe
         assert recipe is not None
         try:
             message = worker.pipe.recv()
-        except (EOFError, OSError):  # the process died, perhaps in the midst of a message
+        except (EOFError, OSError):  # the process died, possibly in the middle of a message
             self.replace(worker, recipe)
             return
-        if isinstance(message, Beat):
-            self.report.beat(recipe, message)
+        if isinstance(message, RunProgress):
+            self.collector.progress(recipe, message)
         elif isinstance(message, Exception):
             raise message
         else:
             worker.recipe = None
-            self.report.settle(recipe, message)
+            self.collector.record(recipe, message)
 
     def replace(self, dead: Worker, recipe: Recipe) -> None:
-        """A new worker, which finds the dead one's last checkpoint; a run that kills twice is given up."""
+        """Start a new worker, which resumes from the last checkpoint; give up a run that dies twice."""
         code = dead.stop()
-        self.workers[self.workers.index(dead)] = Worker(dead.site)
+        self.workers[self.workers.index(dead)] = Worker(dead.execution)
         self.deaths[recipe] += 1
         if self.deaths[recipe] <= RETRIES:
             self.waiting.appendleft(recipe)
         else:
-            self.report.settle(recipe, Outcome(None, describe_death(recipe, code)))
+            self.collector.record(recipe, Outcome(None, describe_death(recipe, code)))
 
 
 def describe_death(recipe: Recipe, code: int | None) -> str:
     how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
     return (
-        f"the process of {recipe.name} died {RETRIES + 1} times, at last by {how}; "
-        "if memory is short, give fewer --workers, and the same command goes on from its last checkpoint"
+        f"the process of {recipe.name} died {RETRIES + 1} times, the last time with {how}; if memory is short, "
+        "use fewer --workers and run the same command again to resume from its last checkpoint"
     )
 
 
-def serve(pipe: Connection, site: Site) -> None:
-    """What a worker does: recipes in, beats and outcomes out, until the pipe ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too, but ending us is our parent's task
-    read = remember_data(site.data_dir)
-    with contextlib.suppress(EOFError, OSError):  # no one listens any more
+def serve(pipe: Connection, execution: Execution) -> None:
+    """The loop of a worker process: recipes in, progress and outcomes out, until the pipe ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too, but the parent ends us
+    load = remember_data(execution)
+    with contextlib.suppress(EOFError, OSError):  # the parent is gone
         while True:
-            pipe.send(attempt(pipe.recv(), site, pipe, read))
+            pipe.send(attempt(pipe.recv(), execution, pipe, load))
 
 
-def attempt(
-    recipe: Recipe, site: Site, pipe: Connection, read: Callable[[Recipe], Dataset]
-) -> Outcome | Exception:
+def attempt(recipe: Recipe, execution: Execution, pipe: Connection, load: LoadData) -> Outcome | Exception:
     try:
-        return carry_out(recipe, site, pipe.send, read(recipe))
+        return run_recipe(recipe, replace(execution, dataset=load(recipe)), pipe.send)
     except Exception as error:
         return portable(error, f"in the process of {recipe.name}:\n{traceback.format_exc()}")
 
 
 def portable(error: Exception, note: str) -> Exception:
-    """The error as it can cross a pipe, with its traceback as a note."""
+    """The error in a form that can cross a pipe, with its traceback as a note."""
     try:
         error = pickle.loads(pickle.dumps(error))
-    except Exception:  # an exception with a constructor of its own
+    except Exception:  # an exception with its own constructor
         error = RuntimeError(f"{type(error).__name__}: {error}")
     error.add_note(note)
     return error
+
+
+def run_in_threads(
+    recipes: Sequence[Recipe], execution: Execution, number: int, collector: Collector
+) -> None:
+    """`number` concurrent runs in threads; an error in one ends all, each at its next progress report."""
+    pool = ThreadPool(recipes, replace(execution, concurrent=number))
+    threads = [threading.Thread(target=pool.work, name=f"run {k}") for k in range(number)]
+    try:
+        for thread in threads:
+            thread.start()
+        pool.listen(number, collector)
+    finally:
+        pool.stopped.set()
+        for thread in threads:
+            thread.join()
+
+
+class Message(NamedTuple):
+    """What a thread reports about a run; a recipe of None means that it has no more to do."""
+
+    recipe: Recipe | None
+    content: RunProgress | Outcome | BaseException | None
+
+
+class ThreadPool:
+    """What concurrent threads share: the waiting recipes, and a queue of messages to the main thread."""
+
+    def __init__(self, recipes: Sequence[Recipe], execution: Execution) -> None:
+        self.execution = execution
+        self.waiting = deque(recipes)
+        self.messages: SimpleQueue[Message] = SimpleQueue()
+        self.stopped = threading.Event()
+        self.loading = threading.Lock()
+        self.load = remember_data(execution)
+
+    def work(self) -> None:
+        """The body of a thread: one recipe after the other, on its own CUDA stream."""
+        recipe = None
+        try:
+            with own_stream(pick_device(self.execution.device)):
+                while (recipe := self.next_recipe()) is not None:
+                    with self.loading:
+                        execution = replace(self.execution, dataset=self.load(recipe))
+                    outcome = run_recipe(recipe, execution, functools.partial(self.progress, recipe))
+                    self.messages.put(Message(recipe, outcome))
+        except BaseException as error:
+            self.messages.put(Message(recipe, error))
+        else:
+            self.messages.put(Message(None, None))
+
+    def next_recipe(self) -> Recipe | None:
+        with contextlib.suppress(IndexError):
+            return None if self.stopped.is_set() else self.waiting.popleft()
+        return None
+
+    def progress(self, recipe: Recipe, progress: RunProgress) -> None:
+        if self.stopped.is_set():
+            raise Stopped
+        self.messages.put(Message(recipe, progress))
+
+    def listen(self, number: int, collector: Collector) -> None:
+        """Pass messages on in the main thread, which owns the terminal, until all threads are done."""
+        while number:
+            recipe, content = self.messages.get()
+            if isinstance(content, BaseException):
+                raise content
+            if recipe is None:
+                number -= 1
+            elif isinstance(content, RunProgress):
+                collector.progress(recipe, content)
+            elif isinstance(content, Outcome):
+                collector.record(recipe, content)
+
+
+def own_stream(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """A new stream for this thread, on a GPU."""
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]

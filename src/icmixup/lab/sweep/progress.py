@@ -1,4 +1,4 @@
-"""What is seen of runs under way: bars in a terminal, plain lines elsewhere. All of it on stderr."""
+"""Progress of runs: bars in a terminal, plain lines elsewhere, all on stderr."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 if TYPE_CHECKING:
     from icmixup.lab.training.recipe import Recipe
-    from icmixup.lab.training.loop import Beat
+    from icmixup.lab.training.loop import RunProgress
 
-QUIET_SECONDS = 60.0  # longest silence of runs that are not watched in a terminal
+QUIET_SECONDS = 60.0  # longest time without a line where there is no terminal
 
 
 def short_title(recipe: Recipe) -> str:
@@ -22,15 +22,15 @@ def short_title(recipe: Recipe) -> str:
 
 
 class Display:
-    """A line for each run that ends, and how long the others will take, be they one or several at once.
+    """A line for each run that ends, and the estimated time left, for sequential and concurrent runs.
 
-    In a terminal a bar over all runs and one for each under way; elsewhere a sign of life a minute.
+    In a terminal a bar for all runs and one for each run in progress; elsewhere at least a line per minute.
 
     Args:
-        work: what a run takes, in any unit.
-        rests: runs that earlier sittings finished, which take no time.
-        seconds_each: of a unit of work, from earlier results; None where there are none.
-        title: what a run is called.
+        work: the cost of a run, in any unit.
+        finished: runs that are already finished and take no time.
+        seconds_each: seconds per unit of work, from earlier results; None if unknown.
+        title: display name of a run.
     """
 
     def __init__(
@@ -39,22 +39,22 @@ class Display:
         console: Console,
         *,
         work: Callable[[Recipe], float] = lambda _: 1.0,
-        rests: Collection[Recipe] = (),
+        finished: Collection[Recipe] = (),
         seconds_each: float | None = None,
         title: Callable[[Recipe], str] = short_title,
     ) -> None:
         self.recipes = {recipe.key: recipe for recipe in recipes}
-        self.work = {recipe.key: 0.0 if recipe in rests else work(recipe) for recipe in recipes}
+        self.work = {recipe.key: 0.0 if recipe in finished else work(recipe) for recipe in recipes}
         self.done = dict.fromkeys(self.work, 0.0)  # share of each run
-        self.before: dict[str, float] = {}  # share that an earlier sitting did
+        self.before: dict[str, float] = {}  # share done before a resume
         self.ended: set[str] = set()
         self.guess, self.console, self.title = seconds_each, console, title
-        self.began = self.spoke = time.monotonic()
+        self.began = self.printed = time.monotonic()
         columns = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[detail]}"))
         self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         total = max(sum(self.work.values()), 1e-9)
         self.overall = self.progress.add_task("", total=total, detail="", visible=len(recipes) > 1)
-        self.bars: dict[str, TaskID] = {}  # of runs under way
+        self.bars: dict[str, TaskID] = {}  # of runs in progress
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -66,22 +66,22 @@ class Display:
     ) -> None:
         self.progress.stop()
 
-    def beat(self, recipe: Recipe, beat: Beat) -> None:
-        """A sign of life of a run."""
+    def update(self, recipe: Recipe, progress: RunProgress) -> None:
+        """Show the progress of a run."""
         key = recipe.key
-        self.before.setdefault(key, max(0.0, beat.epoch - 1) / beat.epochs)
-        self.done[key] = min(1.0, beat.epoch / beat.epochs)
+        self.before.setdefault(key, max(0.0, progress.epoch - 1) / progress.epochs)
+        self.done[key] = min(1.0, progress.epoch / progress.epochs)
         if key not in self.bars:
-            self.bars[key] = self.progress.add_task(self.title(recipe), total=beat.epochs, detail="")
-        detail = f"epoch {beat.epoch:.0f} of {beat.epochs}, {describe(beat)}"
-        self.progress.update(self.bars[key], completed=beat.epoch, detail=detail)
+            self.bars[key] = self.progress.add_task(self.title(recipe), total=progress.epochs, detail="")
+        detail = f"epoch {progress.epoch:.0f} of {progress.epochs}, {describe_progress(progress)}"
+        self.progress.update(self.bars[key], completed=progress.epoch, detail=detail)
         self.show()
-        if not self.console.is_terminal and time.monotonic() - self.spoke > QUIET_SECONDS:
-            self.say(f"{self.title(recipe)}: {detail}")
+        if not self.console.is_terminal and time.monotonic() - self.printed > QUIET_SECONDS:
+            self.print(f"{self.title(recipe)}: {detail}")
 
     def finish(self, row: dict[str, Any]) -> None:
-        """A run that ended with a row, now or before."""
-        took = duration(60 * row["minutes"]) if self.work[row["key"]] else "done before"
+        """Report a run with a row, from this session or an earlier one."""
+        took = duration(60 * row["minutes"]) if self.work[row["key"]] else "finished before"
         self.end(
             self.recipes[row["key"]], f"accuracy {row['accuracy']:.1f} %, loss {row['loss']:.3f}, {took}"
         )
@@ -96,16 +96,16 @@ class Display:
             self.progress.remove_task(self.bars.pop(recipe.key))
         count = f"[{len(self.ended):>{len(str(len(self.recipes)))}}/{len(self.recipes)}]"
         left = f"; {self.left()}" if self.seconds_left() else ""
-        self.say(f"{count} {self.title(recipe)}: {text}{left}")
+        self.print(f"{count} {self.title(recipe)}: {text}{left}")
         self.show()
 
     def show(self) -> None:
-        """Move the bar over all runs."""
+        """Update the bar of all runs."""
         runs = f"{len(self.ended)} of {len(self.recipes)} runs"
         self.progress.update(self.overall, description=runs, completed=self.worked(), detail=self.left())
 
-    def say(self, text: str) -> None:
-        self.spoke = time.monotonic()
+    def print(self, text: str) -> None:
+        self.printed = time.monotonic()
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def worked(self) -> float:
@@ -114,11 +114,11 @@ class Display:
     def left(self) -> str:
         seconds = self.seconds_left()
         if seconds is None:
-            return "time left not known yet"
+            return "time left unknown"
         return f"about {duration(seconds)} left" if seconds else "nothing left"
 
     def seconds_left(self) -> float | None:
-        """An estimate from this sitting, else from earlier results; None where there is neither."""
+        """An estimate from this session, otherwise from earlier results; None without either."""
         rest = sum(self.work.values()) - self.worked()
         if rest <= 0:
             return 0.0
@@ -127,10 +127,10 @@ class Display:
         return None if each is None else each * rest
 
 
-def describe(beat: Beat) -> str:
-    accuracy = "" if beat.accuracy is None else f"accuracy {beat.accuracy:.1f} %, "
-    speed = f"{beat.images_per_second:,.0f} images/s"
-    return f"loss {beat.loss:.3f}, {accuracy}{speed}, {duration(beat.seconds_left)} left"
+def describe_progress(progress: RunProgress) -> str:
+    accuracy = "" if progress.accuracy is None else f"accuracy {progress.accuracy:.1f} %, "
+    speed = f"{progress.images_per_second:,.0f} images/s"
+    return f"loss {progress.loss:.3f}, {accuracy}{speed}, {duration(progress.seconds_left)} left"
 
 
 def duration(seconds: float) -> str:

@@ -1,7 +1,7 @@
-"""train(recipe): from data to loss to a row. Killed at any moment, it goes on to the same numbers.
+"""train(recipe, execution): from data to loss to a result row, resumable after a kill with the same numbers.
 
-Each epoch draws from generators seeded by (seed, epoch), so a resumed run needs nothing but the weights, on
-as many ranks as there are then.
+Each epoch draws from generators seeded by (seed, epoch), so a resumed run needs only the weights, on any number
+of ranks.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from torch import Tensor
 from icmixup.lab.augment import augment
 from icmixup.lab.datasets import Dataset, load_dataset
 from icmixup.lab.training.evaluate import evaluate, split_scores
+from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.ranks import (
     average_over_ranks,
-    from_first,
+    broadcast_from_first,
     join_ranks,
     pick_device,
     rank,
@@ -28,103 +29,87 @@ from icmixup.lab.training.ranks import (
     world_size,
     wrap_for_ranks,
 )
-from icmixup.lab.training.recipe import Recipe
-from icmixup.lab.training.run_folder import Run, open_run, provenance
-from icmixup.lab.training.schedule import images_an_epoch, learning_rate, mix_seed
-from icmixup.lab.training.step import PREPARING, Epoch, GraphedEpoch, Learner, autocast_dtype, make_learner, make_step
+from icmixup.lab.training.recipe import Recipe, derive_seed, images_per_epoch, learning_rate
+from icmixup.lab.training.run_folder import Row, Run, open_run, provenance
+from icmixup.lab.training.step import (
+    PREPARING,
+    Epoch,
+    GraphedEpoch,
+    Learner,
+    autocast_dtype,
+    make_learner,
+    make_step,
+)
 from icmixup.lab.training.trackers import open_trackers
 
-BEAT_SECONDS = 0.2
+PROGRESS_SECONDS = 0.2
 
 
-class Beat(NamedTuple):
-    """A sign of life of a run."""
+class RunProgress(NamedTuple):
+    """How far a run is."""
 
     epoch: float  # epochs done
     epochs: int
     loss: float
-    accuracy: float | None  # on the test set at the last look, percent
+    accuracy: float | None  # on the test set at the last evaluation, percent
     images_per_second: float
     seconds_left: float
 
 
+OnProgress = Callable[[RunProgress], None]
+
+
 class Diverged(ValueError):
-    """The loss is no longer a number."""
+    """The loss or the weights are no longer finite."""
 
 
 class Stopped(Exception):
-    """Raised by who is told of a beat, to end the run there."""
+    """Raised by a progress callback to end the run after a checkpoint."""
 
 
-def train(
-    recipe: Recipe,
-    root: Path,
-    *,
-    data_dir: Path,
-    dataset: Dataset | None = None,
-    device: torch.device | None = None,
-    on_beat: Callable[[Beat], None] | None = None,
-    checkpoint_seconds: float = 60.0,
-    trackers: tuple[str, ...] = (),
-    at_once: int = 1,
-) -> dict[str, Any]:
-    """Carry a recipe out in root / recipe.name, from where it stands, and return its row.
+def train(recipe: Recipe, execution: Execution, on_progress: OnProgress | None = None) -> Row:
+    """Train a recipe in execution.out / recipe.name, resuming from its checkpoint, and return its row.
+
+    A finished run is not trained again.
 
     Args:
-        data_dir: where datasets are, or are put.
-        dataset: the recipe's own, if it is loaded already.
-        device: a GPU if there is one.
-        on_beat: called a few times a second, at least once an epoch; may raise Stopped.
-        checkpoint_seconds: least time between checkpoints.
-        trackers: "tensorboard", "wandb".
-        at_once: how many runs share the GPU or the cores, for the row: its minutes hang on it.
+        on_progress: called several times a second, at least once per epoch; may raise Stopped.
     """
-    device = pick_device() if device is None else device
-    run = open_run(root, recipe)
+    device = pick_device(execution.device)
+    run = open_run(execution.out, recipe)
     if (row := run.result()) is not None:
         return row
     with join_ranks(device):
-        data = (load_recipe_data(recipe, data_dir) if dataset is None else dataset).to(device)
+        data = execution.dataset
+        data = (load_recipe_data(recipe, execution.data_dir) if data is None else data).to(device)
         check_sizes(recipe, data)
-        session = Session(run, data, make_learner(recipe, data, wrap_for_ranks), on_beat)
+        session = Session(run, data, make_learner(recipe, data, wrap_for_ranks), on_progress)
         session.resume()
-        with open_trackers(trackers, run) as track:
-            session.train(checkpoint_seconds, track)
-        return from_first(run.finish(session.row(at_once)) if rank() == 0 else {})
+        with open_trackers(execution.trackers, run) as track:
+            session.train(execution.checkpoint_seconds, track)
+        return broadcast_from_first(run.finish(session.row(execution.concurrent)) if rank() == 0 else {})
 
 
 def load_recipe_data(recipe: Recipe, data_dir: Path, *, show_progress: bool = False) -> Dataset:
-    """The part of a dataset that a recipe trains on."""
-    return load_dataset(
-        recipe.dataset,
-        data_dir=data_dir,
-        fraction=recipe.fraction,
-        per_class=recipe.per_class,
-        imbalance=recipe.imbalance,
-        seed=recipe.data_seed,
-        deic_split=recipe.split,
-        image_size=recipe.image_size,
-        show_progress=show_progress,
-    )
+    """The images that a recipe trains and tests on."""
+    return load_dataset(recipe.data, data_dir, show_progress=show_progress)
 
 
 class Session:
-    """A run under way: data, learner, and what is known of it so far."""
+    """A run in progress: its data, its learner, and its results so far."""
 
-    def __init__(
-        self, run: Run, data: Dataset, learner: Learner, on_beat: Callable[[Beat], None] | None
-    ) -> None:
+    def __init__(self, run: Run, data: Dataset, learner: Learner, on_progress: OnProgress | None) -> None:
         self.run, self.data, self.learner = run, data, learner
         self.recipe = run.recipe
-        self.on_beat = on_beat if rank() == 0 else None
+        self.on_progress = on_progress if rank() == 0 else None
         self.epochs_done = 0
-        self.seconds = 0.0  # of all sittings
-        self.speeds: list[float] = []  # images a second, by epoch
+        self.seconds = 0.0  # including time before a resume
+        self.speeds: list[float] = []  # images per second, by epoch
         self.loss = math.nan
         self.accuracy: float | None = None
         self.metrics: dict[str, Any] = {}
         self.order = torch.Generator(learner.device)
-        self.images = images_an_epoch(self.recipe, len(data.train))
+        self.images = images_per_epoch(self.recipe, len(data.train))
         self.epoch = Epoch(
             torch.empty_like(data.train.images[: self.images]),
             torch.empty_like(data.train.labels[: self.images]),
@@ -133,27 +118,27 @@ class Session:
         )
 
     def resume(self) -> None:
-        """Go on from the newest good checkpoint, if there is one."""
-        state, refused = self.run.load(self.learner.device)
+        """Continue from the newest valid checkpoint, if there is one."""
+        state, rejected = self.run.load(self.learner.device)
         if state is not None:
             self.learner.load(state)
             self.epochs_done, self.seconds = state["epochs_done"], state["seconds"]
             self.accuracy, self.loss, self.metrics = state["accuracy"], state["loss"], state["metrics"]
-        wait_for_all()  # until every rank has read what is now set aside
+        wait_for_all()  # every rank must have read the files before they are renamed
         if rank() == 0:
             self.run.cut_log(self.epochs_done)
-            self.run.set_aside(refused)
+            self.run.set_aside(rejected)
 
     def train(self, checkpoint_seconds: float, track: Callable[[int, dict[str, float]], None]) -> None:
-        """Epoch by epoch to the end, with a checkpoint now and then."""
+        """Train the remaining epochs, with a checkpoint from time to time."""
         saved = time.monotonic()
         method, run_epoch = None, None
         for number in range(self.epochs_done, self.recipe.epochs):
             started = time.monotonic()
-            if self.recipe.method_at(number) != method:  # at the start, and where mixing stops
+            if self.recipe.method_at(number) != method:  # at the start, and where mixing ends
                 method = self.recipe.method_at(number)
                 run_epoch = self.make_epoch(number)
-                self.fill(number)  # also where the epoch before did: a warm-up draws from its generator
+                self.fill(number)  # again, since the warm-up of a capture draws from the generator
             assert run_epoch is not None
             losses = run_epoch()
             if number + 1 < self.recipe.epochs:  # queued behind the steps, so that a GPU never waits for it
@@ -161,21 +146,21 @@ class Session:
             self.check_losses(losses, number)
             self.epochs_done = number + 1
             self.speeds.append(self.images / (time.monotonic() - started))
-            self.look()
+            self.evaluate_if_due()
             self.seconds += time.monotonic() - started
             try:
                 self.report(track)
-            except Stopped:  # between two epochs, so that nothing need be lost
+            except Stopped:  # between two epochs, so that nothing is lost
                 self.save()
                 raise
-            # Clocks differ, so no rank may wait here for another: the first one saves when its own says so.
+            # Clocks differ between ranks, so no rank waits for another here: rank 0 decides alone.
             if rank() == 0 and (time.monotonic() - saved >= checkpoint_seconds or self.at_end()):
                 self.save()
                 saved = time.monotonic()
         self.learner.optimizer.zero_grad()  # a compiled model outlives the run; its gradients need not
 
     def make_epoch(self, number: int) -> Callable[[], Tensor]:
-        """What runs an epoch and returns (steps,) losses: captured steps on a GPU, eager ones elsewhere."""
+        """A function that runs an epoch and returns (steps,) losses: captured on a GPU, eager elsewhere."""
         step = make_step(self.learner, self.recipe, self.recipe.method_at(number), self.data)
         if self.recipe.graph and self.learner.device.type == "cuda" and world_size() == 1:
             self.fill(number)
@@ -183,17 +168,17 @@ class Session:
 
         def eager() -> Tensor:
             losses = torch.zeros_like(self.epoch.lrs)
-            started = beaten = time.monotonic()
+            started = reported = time.monotonic()
             for k in range(len(losses)):
                 images, labels, lr, whole = self.epoch.batch(k)
-                if len(labels) < world_size():  # a rank would have nothing to learn from
+                if len(labels) < world_size():  # a rank would have an empty batch
                     losses[k] = losses[k - 1]
                     continue
                 losses[k] = step(images[rank() :: world_size()], labels[rank() :: world_size()], lr, whole)
-                if self.on_beat is not None and time.monotonic() - beaten > BEAT_SECONDS:
-                    beaten = time.monotonic()
+                if self.on_progress is not None and time.monotonic() - reported > PROGRESS_SECONDS:
+                    reported = time.monotonic()
                     done = (k + 1) * self.recipe.batch_size
-                    self.beat(losses[k].item(), done / self.images, done / (beaten - started))
+                    self.report_progress(losses[k].item(), done / self.images, done / (reported - started))
             return average_over_ranks(losses)
 
         return eager
@@ -201,12 +186,12 @@ class Session:
     def fill(self, number: int) -> None:
         """The images of epoch `number`: shuffled, augmented, with the learning rate of every step."""
         recipe, train = self.recipe, self.data.train
-        self.order.manual_seed(mix_seed(recipe.seed, number, "order"))
-        self.learner.generator.manual_seed(mix_seed(recipe.seed, number, f"mix {rank()}"))
-        place = torch.randperm(len(train), generator=self.order, device=self.order.device)[: self.images]
-        self.epoch.labels.copy_(train.labels[place])
+        self.order.manual_seed(derive_seed(recipe.seed, number, "order"))
+        self.learner.generator.manual_seed(derive_seed(recipe.seed, number, f"mix {rank()}"))
+        rows = torch.randperm(len(train), generator=self.order, device=self.order.device)[: self.images]
+        self.epoch.labels.copy_(train.labels[rows])
         augmented = augment(
-            train.images[place],
+            train.images[rows],
             padding=recipe.padding,
             padding_mode=recipe.padding_mode,
             flip=recipe.flip,
@@ -220,9 +205,9 @@ class Session:
         self.epoch.lrs.copy_(torch.tensor(lrs))
 
     def check_losses(self, losses: Tensor, number: int) -> None:
-        """The epoch's mean loss, if it and the weights are numbers; if not, the run ends here."""
+        """Store the epoch's mean loss; a loss or weights that are not finite end the run."""
         self.loss = losses.mean().item()
-        # A last step can spoil the weights after a loss that was still a number.
+        # The last step can overflow the weights after a loss that was still finite.
         if not math.isfinite(self.loss) or not self.learner.is_finite():
             bad = (~losses.isfinite()).nonzero().flatten().tolist()
             what = (
@@ -232,13 +217,13 @@ class Session:
             )
             raise Diverged(
                 f"the {what} of epoch {number + 1} of {self.recipe.name}; try --lr {self.recipe.lr / 10:g}, "
-                f"--clip-norm 1 or --precision float32 (the last good checkpoint is in {self.run.folder})"
+                f"--clip-norm 1 or --precision float32 (the last valid checkpoint is in {self.run.folder})"
             )
 
-    def look(self) -> None:
-        """Look at the test set, every few epochs and at the end."""
+    def evaluate_if_due(self) -> None:
+        """Evaluate on the test set, every few epochs and at the end."""
         if rank() == 0 and (self.epochs_done % self.recipe.eval_every == 0 or self.at_end()):
-            with PREPARING:  # a look at a new shape must not fall into another thread's capture
+            with PREPARING:  # evaluating a new shape must not fall into another thread's capture
                 scores = split_scores(
                     self.learner.tested,
                     self.data.test,
@@ -255,7 +240,7 @@ class Session:
         return self.epochs_done == self.recipe.epochs
 
     def report(self, track: Callable[[int, dict[str, float]], None]) -> None:
-        """One line in the log, one beat, one point in each tracker."""
+        """One line in the log, one progress report, one point in each tracker."""
         if rank() != 0:
             return
         values = {"loss": self.loss, "lr": learning_rate(self.recipe, self.epochs_done - 1)}
@@ -263,14 +248,14 @@ class Session:
             values["accuracy"] = self.accuracy
         self.run.log(epoch=self.epochs_done, **values, seconds=round(self.seconds, 3))
         track(self.epochs_done, values)
-        self.beat(self.loss, 0.0, self.speeds[-1])
+        self.report_progress(self.loss, 0.0, self.speeds[-1])
 
-    def beat(self, loss: float, part: float, speed: float) -> None:
-        if self.on_beat is None:
+    def report_progress(self, loss: float, part: float, speed: float) -> None:
+        if self.on_progress is None:
             return
         epoch = self.epochs_done + part
         left = (self.recipe.epochs - epoch) * self.images / max(speed, 1e-9)
-        self.on_beat(Beat(epoch, self.recipe.epochs, loss, self.accuracy, speed, left))
+        self.on_progress(RunProgress(epoch, self.recipe.epochs, loss, self.accuracy, speed, left))
 
     def save(self) -> None:
         progress = {
@@ -282,7 +267,7 @@ class Session:
         }
         self.run.save({**self.learner.state(), **progress})
 
-    def row(self, at_once: int) -> dict[str, Any]:
+    def row(self, concurrent: int) -> Row:
         """The run as one row: recipe, metrics, time, and where it was made."""
         speeds = sorted(self.speeds)
         return {
@@ -294,7 +279,7 @@ class Session:
             "minutes": round(self.seconds / 60, 3),
             "images_per_second": round(speeds[len(speeds) // 2]) if speeds else None,
             "ranks": world_size(),
-            "at_once": at_once,
+            "at_once": concurrent,  # the column's name in results/*.csv
             **provenance(self.learner.device),
             "folder": self.run.folder.name,
         }
@@ -303,11 +288,11 @@ class Session:
 def check_sizes(recipe: Recipe, data: Dataset) -> None:
     if recipe.batch_size > len(data.train):
         raise ValueError(
-            f"a batch of {recipe.batch_size} is larger than the {len(data.train)} training images of "
-            f"{recipe.dataset}; give --batch-size {max(1, len(data.train) // 4)}, say"
+            f"batch_size is {recipe.batch_size}, but {recipe.dataset} has only {len(data.train)} training "
+            f"images; use --batch-size {max(1, len(data.train) // 4)} or another smaller value"
         )
     if recipe.batch_size < world_size():
         raise ValueError(
-            f"a batch of {recipe.batch_size} leaves some of {world_size()} ranks without an image; "
-            f"give --batch-size {32 * world_size()}, say"
+            f"batch_size is {recipe.batch_size}, so some of the {world_size()} ranks would have no image; "
+            f"use --batch-size {32 * world_size()} or another larger value"
         )

@@ -1,4 +1,4 @@
-"""Several processes as one: torchrun starts them, each is a rank, and rank 0 speaks and writes."""
+"""Distributed training: torchrun starts the processes, each is a rank, and rank 0 prints and writes."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def rank() -> int:
 
 
 def pick_device(name: str | None = None) -> torch.device:
-    """The device asked for, or this rank's GPU, or the CPU."""
+    """The requested device, or this rank's GPU, or the CPU."""
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ValueError(f"no device {name!r}; give cpu, cuda, cuda:1 or mps") from error
+        raise ValueError(f"unknown device {name!r}; use cpu, cuda, cuda:1 or mps") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"no device {name!r}: this torch sees no GPU; give --device cpu")
+        raise ValueError(f"device {name!r} is not available: torch finds no GPU; use --device cpu")
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
@@ -42,7 +42,7 @@ def pick_device(name: str | None = None) -> torch.device:
 
 @contextmanager
 def join_ranks(device: torch.device) -> Iterator[None]:
-    """Within this context the ranks that torchrun started can talk; alone, it does nothing."""
+    """Join the process group of the ranks that torchrun started; a no-op for a single process."""
     if world_size() == 1 or dist.is_initialized():
         yield
         return
@@ -59,7 +59,7 @@ def wait_for_all() -> None:
 
 
 def average_over_ranks(values: Tensor) -> Tensor:
-    """The mean of what every rank holds; alone, the values themselves."""
+    """The mean over ranks; for a single process, the values themselves."""
     if world_size() == 1:
         return values
     total = values.clone()
@@ -67,8 +67,8 @@ def average_over_ranks(values: Tensor) -> Tensor:
     return total / world_size()
 
 
-def from_first(value: Value) -> Value:
-    """What the first rank holds, on every rank; alone, the value itself."""
+def broadcast_from_first(value: Value) -> Value:
+    """The value of rank 0, on every rank; for a single process, the value itself."""
     if world_size() == 1:
         return value
     box = [value]
@@ -77,15 +77,14 @@ def from_first(value: Value) -> Value:
 
 
 def wrap_for_ranks(model: nn.Module) -> nn.Module:
-    """The model with gradients averaged over ranks; alone, the model itself.
+    """The model with gradients averaged over ranks; for a single process, the model itself.
 
-    Buffers stay each rank's own: the first rank's are what is tested and kept, and training reads none. To
-    send them before each of two forward passes breaks the backward pass in torch 2.6 and later (pytorch
-    #175024).
+    Buffers are not synchronised: those of rank 0 are evaluated and saved, and training reads none. Sending them
+    before each of two forward passes breaks the backward pass in torch 2.6 and later (pytorch #175024).
     """
     if world_size() == 1:
         return model
-    # The option has had a new name since torch 2.13, and warns under its old one.
+    # The option was renamed in torch 2.13, and its old name warns.
     known = inspect.signature(DistributedDataParallel).parameters
     option = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     return DistributedDataParallel(model, **{option: False})  # type: ignore[arg-type]

@@ -1,125 +1,158 @@
-"""What one training run is: every number of the paper's implementation details, as defaults."""
+"""Recipe: one training run, complete and frozen, and the schedule it defines.
+
+The defaults are the paper's paragraph "Implementation details". Importing this module does not import torch,
+so that the command line can print its help and validate its flags at once.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
-from icmixup._checks import check_choice
-from icmixup.contrast.plain import DUPLICATES, Duplicates
-from icmixup.loss import NEGATIVES
+from icmixup._checks import DUPLICATES, MODES, NEGATIVES, Duplicates, Mode, check_choice, check_range
 from icmixup.methods import Method, find_method
-from icmixup.pairs import MODES, Mode
+
+if TYPE_CHECKING:
+    from icmixup.lab.datasets import DataSpec
 
 Schedule = Literal["step", "cosine"]
 PaddingMode = Literal["zeros", "reflect"]
 Precision = Literal["auto", "float32", "bfloat16"]
-# What a recipe changes of its method, where it is given.
+# Fields of a recipe that replace its method's own value where they are given.
 METHOD_FIELDS = ["alpha", "mode", "duplicates", "negatives", "temperature", "label_smoothing", "kappa", "tau"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """One training run, complete: two equal recipes at one commit give equal runs.
-
-    The defaults are the paper's paragraph "Implementation details".
-    """
+class Task:
+    """What is trained on what."""
 
     dataset: str = "cifar100"
     """digits, cifar10, cifar100, cifair10, cifair100, a folder of images, or hf:owner/name."""
     model: str = "resnet34"
-    """resnet18, resnet34, resnet50, resnet32, wrn16-8, small-cnn, or any name of timm's."""
+    """resnet18, resnet34, resnet50, resnet32, wrn16-8, small-cnn, or any timm model name."""
     method: str = "ic-mixup"
     """A row of the table of methods: erm, mixup, ic-mixup, ..."""
     seed: int = 0
-    """Of the initial weights, the order of images, augmentation and mixing."""
+    """Seed of initial weights, order of images, augmentation and mixing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subset:
+    """Which training images are used. The test set is always whole."""
 
     fraction: float = 1.0
-    """Share of every class's training images to train on."""
+    """Fraction of the training images of each class to use."""
     per_class: int | None = None
-    """At most so many training images a class."""
+    """Maximum number of training images per class."""
     imbalance: float = 1.0
-    """Size of the smallest class over that of the largest: 0.01, or 100, makes a long tail."""
+    """Size of the smallest class relative to the largest: 0.01 (or 100) makes a long tail."""
     data_seed: int = 0
-    """Of the choice of training images; equal for runs that are compared."""
+    """Seed of the choice of training images; the same for runs that are compared."""
     split: int | None = None
-    """ciFAIR only: which split of the DEIC benchmark."""
+    """ciFAIR only: split of the DEIC benchmark."""
     image_size: int | None = None
-    """Side of the images of a folder; found out if not given."""
+    """Side of the square images; chosen automatically by default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimisation:
+    """How the weights are trained."""
 
     epochs: int = 200
     """Passes over the training images."""
     batch_size: int = 128
-    """Images a step, over all ranks."""
+    """Images per step, over all ranks."""
     drop_last: bool = False
-    """Leave out an epoch's short last batch, whose few images would steer BatchNorm just before a test."""
+    """Skip the incomplete last batch of an epoch, whose few images distort BatchNorm just before evaluation."""
     lr: float = 0.1
-    """Highest learning rate, of SGD."""
+    """Peak learning rate of SGD."""
     schedule: Schedule = "step"
-    """How lr falls: in steps, at lr_drops, or along half a cosine to 0."""
+    """Learning rate schedule: steps at --lr-drops, or half a cosine down to 0."""
     lr_drops: tuple[int, ...] | None = None
-    """Epochs after which lr is multiplied by lr_factor; a quarter, a half and three quarters if not given."""
+    """Epochs after which the learning rate is multiplied by --lr-factor; by default after a quarter, a half
+    and three quarters of the epochs."""
     lr_factor: float = 0.2
-    """What a drop multiplies lr by."""
+    """Factor of each learning rate drop."""
     warmup_epochs: int = 0
-    """Epochs in which lr rises from 0, before the schedule begins."""
+    """Epochs of linear warm-up from 0, before the schedule begins."""
     momentum: float = 0.9
-    """Of SGD."""
+    """Momentum of SGD."""
     nesterov: bool = False
-    """Nesterov's momentum."""
+    """Use Nesterov momentum."""
     weight_decay: float = 5e-4
-    """Of SGD, on all weights."""
+    """Weight decay, on all weights."""
     clip_norm: float | None = None
-    """Largest norm of the gradient; no limit if not given."""
+    """Maximum norm of the gradient; not clipped by default."""
     ema: float | None = None
-    """Decay of an average of the weights, which is then what is tested: 0.999, say."""
+    """Decay of a moving average of the weights, which is then evaluated: for example 0.999."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """Random changes of each training image before it is mixed."""
 
     padding: int = 4
     """Pixels of padding before a random crop."""
     padding_mode: PaddingMode = "zeros"
-    """What the padding shows: black, or the image reflected."""
+    """Content of the padding: black, or the reflected image."""
     flip: bool = True
-    """Mirror every second image; not for digits or text."""
+    """Flip horizontally with probability 0.5; not for digits or text."""
     rotation: float = 15.0
-    """Largest angle, in degrees, either way."""
+    """Maximum rotation in degrees, in either direction."""
     trivial: bool = False
-    """TrivialAugment besides."""
+    """Apply TrivialAugment as well."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixing:
+    """Settings of the method. By default, those of the table of methods."""
 
     alpha: float | None = None
-    """lam ~ Beta(alpha, alpha); the method's own if not given, as for the seven below."""
+    """lam ~ Beta(alpha, alpha)."""
     mode: Mode | None = None
-    """One lam for the batch, or one for each elem or pair."""
+    """Draw one lam per batch, or one per elem or pair."""
     duplicates: Duplicates | None = None
-    """Pairs with the same classifier: negative, ignore or positive."""
+    """Treat pairs with the same classifier as negative, ignore them, or treat them as positive."""
     negatives: tuple[str, ...] | None = None
-    """Whom an image is told from on the class axis: pairs, sources, classes, or pairs classes."""
+    """What an image is contrasted with on the class axis: pairs, sources, classes, or pairs classes."""
     temperature: float | None = None
     """Divides the mixed scores."""
     label_smoothing: float | None = None
     """Share of every label that is spread over all classes."""
     kappa: float | None = None
-    """Remix: how many times more common a class must be to give its label away."""
+    """Remix: how many times more common a class must be to give up its label."""
     tau: float | None = None
-    """Remix: it does so only if the rarer image keeps more than 1 - tau of the pixels; 1 is always."""
+    """Remix: it does so only if the rarer image keeps more than 1 - tau of the pixels; 1 means always."""
     joint: bool = False
-    """RegMixup with clean and mixed images in one forward, not in two."""
+    """RegMixup: clean and mixed images in one forward pass instead of two."""
     mix_prob: float = 1.0
-    """Probability of mixing a batch."""
+    """Probability that a batch is mixed."""
     mix_off_epoch: int | None = None
-    """Epoch after which nothing is mixed any more."""
+    """Epoch from which nothing is mixed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numerics:
+    """Precision, compilation and evaluation."""
 
     precision: Precision = "auto"
     """auto is bfloat16 on GPUs and float32 elsewhere."""
     compile: bool = False
-    """torch.compile the model: 20 to 40 s once, then faster on a GPU."""
+    """Use torch.compile: takes 20 to 40 s once, then faster on a GPU."""
     graph: bool = True
-    """On a GPU, the whole step as one CUDA graph."""
+    """On a GPU, capture the whole step in a CUDA graph."""
     eval_every: int = 10
-    """Epochs between looks at the test set; the last epoch is the one that counts."""
+    """Epochs between evaluations on the test set; only the last epoch counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Numerics, Mixing, Augmentation, Optimisation, Subset, Task):
+    """One training run, complete: two equal recipes at one commit give equal runs."""
 
     def __post_init__(self) -> None:
         find_method(self.method)
@@ -128,12 +161,15 @@ class Recipe:
         for name in ("epochs", "batch_size", "eval_every", "lr"):
             check_range(name, getattr(self, name), 0, float("inf"), "more than zero")
         if not self.imbalance > 0:
-            raise ValueError(f"imbalance must be positive, 0.01 or 100, say, got {self.imbalance}")
+            raise ValueError(f"imbalance must be positive, for example 0.01 or 100, got {self.imbalance}")
         if self.lr_drops and max(self.lr_drops) >= self.epochs:
-            raise ValueError(f"lr_drops {self.lr_drops} reach past the last of {self.epochs} epochs")
+            raise ValueError(f"lr_drops must be below epochs ({self.epochs}), got {self.lr_drops}")
         check_choice("schedule", self.schedule, get_args(Schedule))
         check_choice("padding_mode", self.padding_mode, get_args(PaddingMode))
         check_choice("precision", self.precision, get_args(Precision))
+        self._check_mixing()
+
+    def _check_mixing(self) -> None:
         if self.mode is not None:
             check_choice("mode", self.mode, MODES)
         if self.duplicates is not None:
@@ -141,20 +177,20 @@ class Recipe:
         if self.negatives is not None and self.negatives not in NEGATIVES:
             raise ValueError(f"negatives must be one of {NEGATIVES}, got {self.negatives}")
         if self.kappa is not None:
-            check_range("kappa", self.kappa, 0, float("inf"), "more than zero, 3 say")
+            check_range("kappa", self.kappa, 0, float("inf"), "more than zero, for example 3")
         if self.tau is not None:
             check_range("tau", self.tau, -1e-9, 1, "a share of the pixels, from 0 to 1")
         if self.ema is not None:
-            check_range("ema", self.ema, 0, 1, "a decay, 0.999 say")
+            check_range("ema", self.ema, 0, 1, "a decay, for example 0.999")
 
     @property
     def key(self) -> str:
-        """Ten letters that change when anything in the recipe does."""
+        """Ten hexadecimal digits that change when anything in the recipe does."""
         return hashlib.sha256(json.dumps(self.fields(), sort_keys=True).encode()).hexdigest()[:10]
 
     @property
     def title(self) -> str:
-        """A run in words that need no quoting; runs of one title may still differ in other fields."""
+        """A short name without special characters; runs of one title may still differ in other fields."""
         data = Path(self.dataset.replace("hf:", "hf-")).name if "/" in self.dataset else self.dataset
         part = "" if self.fraction == 1 else f"-{self.fraction * 100:g}pct"
         part += "" if self.per_class is None else f"-{self.per_class}each"
@@ -163,22 +199,31 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """What a run's folder is called."""
+        """Name of the run's folder."""
         return f"{self.title}.{self.key}"
 
     @property
+    def data(self) -> DataSpec:
+        """Which images the run trains on."""
+        from icmixup.lab.datasets import DataSpec
+
+        return DataSpec(
+            dataset=self.dataset, **{entry.name: getattr(self, entry.name) for entry in dataclasses.fields(Subset)}
+        )
+
+    @property
     def drops(self) -> tuple[float, ...]:
-        """The epochs after which lr falls: 50, 100, 150 of 200; amid an epoch where a quarter ends there."""
+        """Epochs after which the learning rate falls: 50, 100, 150 of 200; they may lie within an epoch."""
         if self.lr_drops is not None:
             return self.lr_drops
         return tuple(self.epochs * quarter / 4 for quarter in (1, 2, 3))
 
     def fields(self) -> dict[str, object]:
-        """Everything, as JSON has it."""
+        """All fields, as JSON stores them."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
 
     def method_at(self, epoch: int) -> Method:
-        """The method with this recipe's own numbers, in the given epoch (from 0)."""
+        """The method with this recipe's own settings, in the given epoch (from 0)."""
         off = self.mix_off_epoch is not None and epoch >= self.mix_off_epoch
         given = {name: getattr(self, name) for name in METHOD_FIELDS if getattr(self, name) is not None}
         return dataclasses.replace(
@@ -191,9 +236,24 @@ def read_recipe(fields: dict[str, object]) -> Recipe:
     return Recipe(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})  # type: ignore[arg-type]
 
 
-def check_range(name: str, value: float, above: float, most: float, meaning: str) -> None:
-    if not above < value <= most:
-        raise ValueError(f"{name} must be {meaning}, got {value:g}")
+def learning_rate(recipe: Recipe, epoch: float) -> float:
+    """The learning rate `epoch` epochs into training: linear warm-up, then steps or half a cosine."""
+    if epoch < recipe.warmup_epochs:
+        return recipe.lr * epoch / recipe.warmup_epochs
+    if recipe.schedule == "step":
+        return recipe.lr * recipe.lr_factor ** sum(epoch >= drop for drop in recipe.drops)
+    done = (epoch - recipe.warmup_epochs) / (recipe.epochs - recipe.warmup_epochs)
+    return recipe.lr * (1 + math.cos(math.pi * done)) / 2
+
+
+def images_per_epoch(recipe: Recipe, num_images: int) -> int:
+    """All images, or those that fill whole batches if the last batch is dropped."""
+    return num_images - num_images % recipe.batch_size if recipe.drop_last else num_images
+
+
+def derive_seed(seed: int, epoch: int, purpose: str) -> int:
+    """A separate seed for every epoch and purpose, the same on every machine."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {epoch} {purpose}".encode()).digest()[:7], "big")
 
 
 STRONG = Recipe(model="resnet18", schedule="cosine", nesterov=True, rotation=0.0)
@@ -210,4 +270,4 @@ QUICK = Recipe(
     eval_every=60,
 )
 RECIPES = {"paper": Recipe(), "strong": STRONG, "quick": QUICK}
-"""Named starting points: the paper's, a strong one of today, and one for a laptop and tiny images."""
+"""Named starting points: the paper's, a strong recipe of today, and one for a laptop and tiny images."""

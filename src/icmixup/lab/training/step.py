@@ -1,4 +1,4 @@
-"""One training step, eager or as one CUDA graph, and the learner it changes.
+"""One training step, eager or captured in a CUDA graph, and the learner it updates.
 
 B images in a batch    N images in an epoch
 """
@@ -22,24 +22,25 @@ from icmixup.lab.augment import normaliser
 from icmixup.lab.datasets import Dataset
 from icmixup.lab.models import build_model
 from icmixup.lab.training.recipe import Recipe
-from icmixup.methods import Method, training_loss
+from icmixup.methods import Method
+from icmixup.objective import training_loss
 
-WARM_UP_STEPS = 3  # before a capture: cuDNN picks its algorithms, autograd and the optimizer allocate
-# At a batch of 128 many kernels are small: side by side in one launch, begun before the one before has ended,
-# and with tiles that were tried out, they cost less (docs/log.md). What a torch does not know is left out.
+WARM_UP_STEPS = 3  # before a capture: cuDNN selects algorithms, autograd and the optimizer allocate
+# At a batch of 128 many kernels are small: combining them in one launch, overlapping launches and autotuned
+# tiles make them cheaper (docs/log.md). Options that the installed torch does not know are left out.
 COMPILE_OPTIONS = {"combo_kernels": True, "max_autotune_pointwise": True, "triton.enable_pdl": True}
-PREPARING = threading.Lock()  # one thread at a time compiles and captures, or evaluates
+PREPARING = threading.Lock()  # only one thread compiles and captures, or evaluates
 
 
 @dataclass(frozen=True)
 class Learner:
-    """What training changes: weights, their average, the optimizer and its learning rate."""
+    """What training updates: weights, their average, the optimizer and its learning rate."""
 
-    model: nn.Module  # the plain module: its weights are the learner's
-    forward: nn.Module  # what a full batch goes through: the model, compiled or wrapped for several ranks
+    model: nn.Module  # the plain module, which owns the weights
+    forward: nn.Module  # called on full batches: the model, compiled or wrapped for several ranks
     average: nn.Module | None
     optimizer: torch.optim.SGD
-    lr: Tensor  # () on the device, so that a captured step can read it
+    lr: Tensor  # () on the device, where a captured step can read it
     generator: torch.Generator  # of mixing
 
     @property
@@ -48,7 +49,7 @@ class Learner:
 
     @property
     def tested(self) -> nn.Module:
-        """The weights that are evaluated."""
+        """The model that is evaluated."""
         return self.model if self.average is None else self.average
 
     def state(self) -> dict[str, object]:
@@ -64,16 +65,16 @@ class Learner:
         if self.average is not None:
             self.average.load_state_dict(state["average"])  # type: ignore[arg-type]
         self.optimizer.load_state_dict(state["optimizer"])  # type: ignore[arg-type]
-        for group in self.optimizer.param_groups:  # loading puts a copy there
+        for group in self.optimizer.param_groups:  # loading replaces it with a copy
             group["lr"] = self.lr
 
     def is_finite(self) -> bool:
-        """Whether everything that training changes is a number still; the host waits for the device once."""
+        """Whether everything that training updates is finite; synchronises with the device once."""
         floats = [tensor for tensor in self.tensors() if tensor.is_floating_point()]
         return bool(torch.stack(torch._foreach_norm(floats, torch.inf)).isfinite().all())
 
     def tensors(self) -> list[Tensor]:
-        """Everything that a step changes, for a snapshot."""
+        """Everything that a step updates, for a snapshot."""
         parts = list(self.model.state_dict().values())
         if self.average is not None:
             parts += list(self.average.state_dict().values())
@@ -81,13 +82,13 @@ class Learner:
 
 
 def make_learner(recipe: Recipe, dataset: Dataset, wrap: Callable[[nn.Module], nn.Module]) -> Learner:
-    """A learner at its start: the seed's own weights, no momentum yet."""
+    """A learner with the initial weights of the seed and zero momentum."""
     images = dataset.train.images
     device = images.device
     model = build_model(recipe.model, dataset.num_classes, channels=images.shape[1], seed=recipe.seed)
-    model = place(model, device)
+    model = to_device(model, device)
     forward = model
-    # Hooks come and go in Manifold Mixup; a compiled model would be compiled again at each.
+    # Manifold Mixup adds and removes hooks in every step; a compiled model would be recompiled each time.
     if recipe.compile and recipe.method_at(0).draw != "manifold":
         kind = (recipe.model, dataset.num_classes, images.shape[1], device)
         shared, forward = compiled_model(*kind, threading.get_ident())
@@ -113,7 +114,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe, lr: Tensor) -> torch.optim.
         weight_decay=recipe.weight_decay,
         fused=True,
     )
-    # Zero is what no momentum is; there from the start, it can be put back after a warm-up.
+    # Allocated from the start, so that it can be restored after the warm-up of a capture.
     for weight in model.parameters():
         optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
     return optimizer
@@ -123,19 +124,19 @@ def make_optimizer(model: nn.Module, recipe: Recipe, lr: Tensor) -> torch.optim.
 def compiled_model(
     name: str, num_classes: int, channels: int, device: torch.device, thread: int
 ) -> tuple[nn.Module, nn.Module]:
-    """A module and its compiled form, made once a thread: later runs put their weights into it.
+    """A module and its compiled form, created once per thread: later runs load their weights into it.
 
-    Threads have weights of their own; what was compiled for one serves the others too.
+    Threads have their own weights, but share the compiled code.
     """
     model = build_model(name, num_classes, channels=channels, seed=0)
-    model = place(model, device)
+    model = to_device(model, device)
     known = torch._inductor.list_options()
     options = {option: value for option, value in COMPILE_OPTIONS.items() if option in known}
     return model, torch.compile(model, dynamic=False, options=options)  # type: ignore[arg-type, return-value]
 
 
-def place(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model on its device, channels last, which convolutions are faster with on GPUs and CPUs alike."""
+def to_device(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model on its device, in channels-last format, which is faster for convolutions on GPUs and CPUs."""
     return model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
@@ -143,19 +144,19 @@ Step = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 
 
 def make_step(learner: Learner, recipe: Recipe, method: Method, dataset: Dataset) -> Step:
-    """The step: (B, ...) bytes, (B,) labels and the learning rate in, loss out, learner changed."""
+    """A function from (B, ...) uint8 images, (B,) labels and the learning rate to the loss; updates the learner."""
     device = learner.device
     shift, scale = normaliser(*(torch.tensor(x, device=device) for x in (dataset.mean, dataset.std)))
     class_counts = dataset.class_counts.to(device, torch.float32)
     dtype = autocast_dtype(recipe, device)
     weights = list(learner.model.parameters())
-    # Asked of the plain module: a wrapper for several ranks does not pass its names on.
+    # Read from the plain module: the wrapper for several ranks does not forward attributes.
     hidden = hidden_modules(learner.model) if method.draw == "manifold" else None
 
     def step(images: Tensor, labels: Tensor, lr: Tensor, whole: bool) -> Tensor:
         learner.lr.copy_(lr)
         inputs = torch.addcmul(shift, images.contiguous(memory_format=torch.channels_last), scale)
-        # A short last batch goes through the plain module: compiled code is for one shape.
+        # An incomplete last batch uses the plain module: compiled code is for one shape.
         model = learner.forward if whole or not recipe.compile else learner.model
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
             loss = training_loss(
@@ -167,21 +168,21 @@ def make_step(learner: Learner, recipe: Recipe, method: Method, dataset: Dataset
             nn.utils.clip_grad_norm_(weights, recipe.clip_norm)
         learner.optimizer.step()
         if learner.average is not None and recipe.ema is not None:
-            follow(learner.average, learner.model, recipe.ema)
+            update_average(learner.average, learner.model, recipe.ema)
         return loss.detach().float()
 
     return step
 
 
 def autocast_dtype(recipe: Recipe, device: torch.device) -> torch.dtype | None:
-    """bfloat16 where the recipe or the device asks for it, else None."""
+    """bfloat16 where the recipe or the device selects it, otherwise None."""
     wanted = recipe.precision == "bfloat16" or (recipe.precision == "auto" and device.type == "cuda")
     return torch.bfloat16 if wanted else None
 
 
 @torch.no_grad()
-def follow(average: nn.Module, model: nn.Module, decay: float) -> None:
-    """average <- decay average + (1 - decay) model; counters, being integers, are copied."""
+def update_average(average: nn.Module, model: nn.Module, decay: float) -> None:
+    """average <- decay average + (1 - decay) model; integer counters are copied."""
     pairs = list(zip(average.state_dict().values(), model.state_dict().values(), strict=True))
     floats = [(a, m) for a, m in pairs if a.is_floating_point()]
     torch._foreach_lerp_([a for a, _ in floats], [m for _, m in floats], 1 - decay)
@@ -191,7 +192,7 @@ def follow(average: nn.Module, model: nn.Module, decay: float) -> None:
 
 
 class Epoch(NamedTuple):
-    """One pass over the training images; refilled in place, since captured steps read it where it is."""
+    """One pass over the training images; refilled in place, since captured steps read from fixed addresses."""
 
     images: Tensor  # (N, channels, H, W) uint8, augmented
     labels: Tensor  # (N,)
@@ -199,7 +200,7 @@ class Epoch(NamedTuple):
     batch_size: int
 
     def batch(self, number: int) -> tuple[Tensor, Tensor, Tensor, bool]:
-        """What step `number` takes."""
+        """Images, labels, learning rate and completeness of batch `number`."""
         rows = slice(number * self.batch_size, (number + 1) * self.batch_size)
         labels = self.labels[rows]
         return self.images[rows], labels, self.lrs[number], len(labels) == self.batch_size
@@ -208,47 +209,47 @@ class Epoch(NamedTuple):
 class GraphedEpoch:
     """All steps of an epoch, each one CUDA graph: gather, mix, forward, loss, backward, optimizer.
 
-    A step reads its batch at a cursor on the device and moves it on by itself, so it costs the host one
-    launch. A short last batch has a graph of its own.
+    A step reads its batch at a cursor on the device and advances it, so it costs the host a single launch. An
+    incomplete last batch has its own graph.
     """
 
     def __init__(self, learner: Learner, step: Step, epoch: Epoch) -> None:
         self.epoch = epoch
-        self.kept: list[object] = [step]  # what a graph reads must live as long as the graph
-        self.place = torch.zeros(1, dtype=torch.int64, device=epoch.images.device)  # number of the next step
+        self.kept: list[object] = [step]  # tensors that a graph reads must live as long as the graph
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=epoch.images.device)  # number of the next step
         self.losses = torch.zeros_like(epoch.lrs)
         whole, rest = divmod(len(epoch.labels), epoch.batch_size)
         sizes = [epoch.batch_size] * (whole > 0) + [rest] * (rest > 0)
-        with PREPARING, trying_algorithms():
+        with PREPARING, cudnn_benchmark():
             graphs = [self.capture(learner, step, size) for size in sizes]
         self.graphs = graphs[:1] * whole + graphs[-1:] * (rest > 0)
 
     def capture(self, learner: Learner, step: Step, size: int) -> torch.cuda.CUDAGraph:
-        rows = torch.arange(size, device=self.place.device)
+        rows = torch.arange(size, device=self.cursor.device)
         self.kept.append(rows)
 
         def run() -> None:
-            batch = torch.add(rows, self.place, alpha=self.epoch.batch_size)
+            batch = torch.add(rows, self.cursor, alpha=self.epoch.batch_size)
             images, labels = (part.index_select(0, batch) for part in (self.epoch.images, self.epoch.labels))
-            lr = self.epoch.lrs.index_select(0, self.place)[0]
+            lr = self.epoch.lrs.index_select(0, self.cursor)[0]
             loss = step(images, labels, lr, size == self.epoch.batch_size)
-            self.losses.index_copy_(0, self.place, loss.view(1))
-            self.place.add_(1)
+            self.losses.index_copy_(0, self.cursor, loss.view(1))
+            self.cursor.add_(1)
 
-        # The warm-up must find a batch, wherever the cursor will be when the graph is used.
-        self.place.fill_(0)
-        return capture(run, [*learner.tensors(), self.place], learner)
+        # The warm-up must read a valid batch, wherever the cursor will be when the graph is replayed.
+        self.cursor.fill_(0)
+        return capture(run, [*learner.tensors(), self.cursor], learner)
 
     def __call__(self) -> Tensor:
         """Run the epoch; (steps,) losses."""
-        self.place.zero_()
+        self.cursor.zero_()
         for graph in self.graphs:
             graph.replay()
         return self.losses
 
 
 def capture(run: Callable[[], None], changed: list[Tensor], learner: Learner) -> torch.cuda.CUDAGraph:
-    """Capture `run`; what it changes is put back after the warm-up that a capture needs."""
+    """Capture `run` in a CUDA graph; tensors in `changed` are restored after the warm-up that a capture needs."""
     before = [tensor.clone() for tensor in changed]
     stream = warm_up_stream(learner.device)
     stream.wait_stream(torch.cuda.current_stream())
@@ -261,15 +262,15 @@ def capture(run: Callable[[], None], changed: list[Tensor], learner: Learner) ->
     graph = torch.cuda.CUDAGraph()
     graph.register_generator_state(learner.generator)
     learner.optimizer.zero_grad()
-    # Other threads may allocate and wait meanwhile: that is no part of this capture.
-    with without_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    # Other threads may allocate and synchronise meanwhile; that is not part of this capture.
+    with no_garbage_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
         run()
     return graph
 
 
 @contextmanager
-def trying_algorithms() -> Iterator[None]:
-    """Within, cuDNN tries its algorithms on each new shape; it keeps to the fastest from then on."""
+def cudnn_benchmark() -> Iterator[None]:
+    """Let cuDNN benchmark its algorithms on each new shape; it keeps the fastest afterwards."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
@@ -280,13 +281,13 @@ def trying_algorithms() -> Iterator[None]:
 
 @functools.cache
 def warm_up_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all, under PREPARING: each stream that a matrix product ran on keeps a workspace."""
+    """One stream for all captures, used under PREPARING: every stream with a matrix product keeps a workspace."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def without_collection() -> Iterator[None]:
-    """No garbage is collected within: an old graph that is freed would spoil a capture."""
+def no_garbage_collection() -> Iterator[None]:
+    """Disable garbage collection: freeing an old graph would invalidate a capture."""
     gc.collect()
     gc.disable()
     try:

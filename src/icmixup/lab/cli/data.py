@@ -1,0 +1,121 @@
+"""icmixup data: list datasets, download one, or check one; and loading with warnings for the other commands."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from tyro import conf
+
+from icmixup.lab.cli.shared import Flag, data_folder
+from icmixup.lab.cli.terminal import count, is_first_rank, print_note, print_rows
+
+if TYPE_CHECKING:
+    from icmixup.lab.datasets import Dataset
+    from icmixup.lab.training.recipe import Recipe
+
+SUMMARY = "List datasets, download one, or check one."
+HELP = f"""{SUMMARY}
+
+  icmixup data list
+  icmixup data get cifar100
+  icmixup data check path/to/images"""
+
+SHORT_BATCH = 0.25  # of the batch size: an incomplete last batch below that is worth a warning
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFlags:
+    """List datasets, download one, or check one."""
+
+    action: conf.Positional[Literal["list", "get", "check"]]
+    """List all datasets, get one, or check one."""
+    name: conf.Positional[str | None] = None
+    """digits, cifar10, cifar100, cifair10, cifair100, a folder of images, or hf:owner/name."""
+    data_dir: Path = field(default_factory=data_folder)
+    """Folder of datasets, also for downloads; the environment variable ICMIXUP_DATA sets the default."""
+    debug: Flag = False
+    """Show a traceback with an error."""
+
+
+def run_data(flags: DataFlags) -> int:
+    """List, get or check datasets; 1 if a check failed."""
+    from icmixup.lab.datasets import DATASETS
+    from icmixup.lab.datasets.inspect import check_dataset, describe_dataset, get_dataset
+
+    if flags.action == "list":
+        return print_listing(flags.data_dir)
+    if flags.name is None:
+        raise ValueError(f"icmixup data {flags.action} needs a name: {', '.join(DATASETS)}, or a folder")
+    check_folder(flags.name)
+    if flags.action == "get":
+        print_rows(("", ""), describe_dataset(get_dataset(flags.name, flags.data_dir, show_progress=True)))
+        return 0
+    checks = check_dataset(flags.name, flags.data_dir, show_progress=True)
+    marks = {True: "yes", False: "NO", None: "no, as published"}
+    print_rows(("claim", "found", "holds"), [(c.claim, c.found, marks[c.holds]) for c in checks])
+    return 1 if any(check.holds is False for check in checks) else 0
+
+
+def print_listing(data_dir: Path) -> int:
+    from icmixup.lab.datasets.inspect import list_datasets
+
+    rows = [
+        (entry.name, f"{entry.train:,}", f"{entry.test:,}", str(entry.classes), entry.size, entry.where)
+        for entry in list_datasets(data_dir)
+    ]
+    others = "images in one subfolder per class, or in train/ and test/ folders of those"
+    rows += [
+        ("a folder", "", "", "", "any", others),
+        ("hf:owner/name", "", "", "", "any", "the Hugging Face hub: pip install icmixup[hub]"),
+    ]
+    print_rows(("dataset", "train", "test", "classes", "image", "where"), rows)
+    return 0
+
+
+def load_data(recipe: Recipe, data_dir: Path) -> Dataset:
+    """The recipe's images, with warnings about unreadable files and a very small last batch."""
+    from icmixup.lab.training.loop import load_recipe_data
+
+    check_folder(recipe.dataset)
+    data = load_recipe_data(recipe, data_dir, show_progress=sys.stderr.isatty() and is_first_rank())
+    if data.skipped:
+        files = count(len(data.skipped), "file")
+        print_note(f"{files} could not be read and will not be used, the first is {data.skipped[0]}")
+    if warning := last_batch_warning(recipe, len(data.train)):
+        print_note(warning)
+    return data
+
+
+def last_batch_warning(recipe: Recipe, images: int) -> str:
+    """A warning if the last batch is far too small for BatchNorm, otherwise an empty string."""
+    batches, last = divmod(images, recipe.batch_size)
+    if recipe.drop_last or not batches or not 0 < last < SHORT_BATCH * recipe.batch_size:
+        return ""
+    return (
+        f"every epoch ends with a batch of {count(last, 'image')}, which can cost points of accuracy; "
+        "--drop-last skips it"
+    )
+
+
+def check_folder(name: str) -> None:
+    """Suggest a similar folder if a path does not exist; other names are checked by load_dataset."""
+    from icmixup.lab.datasets import DATASETS
+
+    path = Path(name)
+    if name.startswith("hf:") or path.is_dir() or os.sep not in name:
+        return
+    if path.exists():
+        raise ValueError(f"{name!r} is a file; pass the folder that contains one subfolder of images per class")
+    beside = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
+    similar = [str(path.parent / found) for found in get_close_matches(path.name, beside, n=3)]
+    hint = (
+        f"did you mean {' or '.join(similar)}?"
+        if similar
+        else f"pass one of {', '.join(DATASETS)}, or another path"
+    )
+    raise ValueError(f"folder {name!r} does not exist; {hint}")

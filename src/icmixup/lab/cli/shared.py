@@ -1,0 +1,124 @@
+"""What the commands share: flags of where to run, and recipes put together from groups of flags.
+
+Nothing here imports torch, so that --help and a mistyped flag are answered at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from tyro import conf
+
+from icmixup.lab.training.execution import Execution
+from icmixup.lab.training.recipe import (
+    RECIPES,
+    Augmentation,
+    Mixing,
+    Numerics,
+    Optimisation,
+    Recipe,
+    Subset,
+)
+
+Flag = conf.FlagCreatePairsOff[bool]
+RecipeName = Literal["paper", "strong", "quick"]
+Group = TypeVar("Group")
+
+
+def data_folder() -> Path:
+    return Path(os.environ.get("ICMIXUP_DATA", "data"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Where to run, and what to keep."""
+
+    data_dir: Path = field(default_factory=data_folder)
+    """Folder of datasets, also for downloads; the environment variable ICMIXUP_DATA sets the default."""
+    device: str | None = None
+    """cpu, cuda, cuda:1 or mps; a GPU if there is one by default."""
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Also send curves to tensorboard, wandb, or both."""
+    fresh: Flag = False
+    """Delete existing results of these runs and start over."""
+    debug: Flag = False
+    """Show a traceback with an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Concurrency:
+    """How many runs at the same time, and on which machines."""
+
+    workers: int | None = None
+    """Concurrent runs, for example 3 on a large GPU; by default one per GPU, or what the cores allow."""
+    engine: Literal["local", "ray"] = "local"
+    """Train on this machine, or on a Ray cluster."""
+    address: str | None = None
+    """Address of the Ray cluster; auto for the one this machine belongs to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeGroups:
+    """The fields of a recipe, in the groups in which --help shows them."""
+
+    data: Subset = field(default_factory=Subset)
+    optimisation: Optimisation = field(default_factory=Optimisation)
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    mixing: Mixing = field(default_factory=Mixing)
+    numerics: Numerics = field(default_factory=Numerics)
+
+
+GROUPS = {entry.name: entry for entry in dataclasses.fields(RecipeGroups)}
+GROUP_TYPES: dict[str, type] = {
+    "data": Subset,
+    "optimisation": Optimisation,
+    "augmentation": Augmentation,
+    "mixing": Mixing,
+    "numerics": Numerics,
+}
+
+
+def groups_of(recipe: Recipe) -> dict[str, Any]:
+    """The groups of a recipe, as defaults of the flags."""
+    return {name: take_fields(kind, recipe) for name, kind in GROUP_TYPES.items()}
+
+
+def take_fields(kind: type[Group], source: object) -> Group:
+    """An instance of a dataclass with the values that `source` has under the same names."""
+    names = [entry.name for entry in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    return kind(**{name: getattr(source, name) for name in names})
+
+
+def join_groups(groups: object, **task: Any) -> Recipe:
+    """The recipe of a task with the values of all groups."""
+    values = {
+        entry.name: getattr(getattr(groups, name), entry.name)
+        for name, kind in GROUP_TYPES.items()
+        for entry in dataclasses.fields(kind)
+    }
+    return Recipe(**task, **values)
+
+
+def make_execution(out: Path, where: Where, concurrency: Concurrency | None = None) -> Execution:
+    concurrency = Concurrency(workers=1) if concurrency is None else concurrency
+    return Execution(
+        out=out,
+        data_dir=where.data_dir,
+        device=where.device,
+        trackers=where.trackers,
+        **dataclasses.asdict(concurrency),
+    )
+
+
+def requested_recipe(args: Sequence[str]) -> str | None:
+    """The value of --recipe, parsed ahead of the other flags, since their defaults depend on it."""
+    ahead = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    ahead.add_argument("--recipe", nargs="?")
+    name: str | None = ahead.parse_known_args(args)[0].recipe
+    return name if name in RECIPES else None  # tyro rejects any other value

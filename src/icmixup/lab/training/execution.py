@@ -1,0 +1,42 @@
+"""Execution: where and how runs happen, made once and passed on as one object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from icmixup.lab.datasets import Dataset
+
+Engine = Literal["local", "ray"]
+ENGINES = ("local", "ray")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """Where and how runs happen. None of it changes what a run computes, apart from the order of sums."""
+
+    out: Path
+    """Folder of all run folders."""
+    data_dir: Path
+    """Folder of datasets."""
+    device: str | None = None
+    """cpu, cuda or cuda:1; a GPU if there is one by default."""
+    workers: int | None = None
+    """Concurrent runs; 1 trains one after the other in this process. By default one per GPU, or what cores and
+    memory allow. On Ray: how many share a GPU, or a node's cores where there is no GPU."""
+    engine: Engine = "local"
+    address: str | None = None
+    """Address of a Ray cluster, "auto" for the one this machine belongs to; None starts one here."""
+    trackers: tuple[str, ...] = ()
+    """"tensorboard", "wandb", or both."""
+    checkpoint_seconds: float = 60.0
+    """Minimum time between two checkpoints."""
+    dataset: Dataset | None = field(default=None, repr=False, compare=False)
+    """Images of all runs, if already loaded; other processes load them again."""
+    # Set for each worker by the sweep.
+    threads: int | None = None
+    """Threads of torch for one run; torch's own choice by default."""
+    concurrent: int = 1
+    """How many runs share the GPU or the cores; recorded, since a row's minutes depend on it."""

@@ -1,0 +1,180 @@
+"""training_loss: the loss of one batch under any method."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from icmixup._checks import check_batch, check_counts, check_labels, check_no_empty_class
+from icmixup.hidden import hidden_modules, mix_somewhere
+from icmixup.loss import infinite_class_loss
+from icmixup.methods import Method, find_method
+from icmixup.pairs import (
+    Pairs,
+    class_shares,
+    draw_cutmix,
+    draw_either,
+    draw_mixup,
+    draw_remix,
+    draw_virtual,
+    leave_unmixed,
+    mix_inputs,
+    mix_targets,
+)
+
+
+def training_loss(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    method: Method | str,
+    class_counts: Tensor | None = None,
+    *,
+    generator: torch.Generator | None = None,
+    hidden: tuple[nn.Module, ...] | None = None,
+) -> Tensor:
+    """One batch in, one loss out: the trainer's only contact with the method.
+
+    >>> loss = icm.training_loss(model, images, labels, "ic-remix", class_counts)
+
+    Args:
+        model: from images to (B, C) scores.
+        images: (B, ...) floating point.
+        labels: (B,) integers, or (B, C) shares.
+        method: a Method, or a name of METHODS.
+        class_counts: (C,) training images of each class; needed where class sizes count.
+        generator: source of all randomness.
+        hidden: the modules at which Manifold Mixup may mix; found in the model if not given.
+    """
+    method = find_method(method) if isinstance(method, str) else method
+    check_batch(labels)
+    if class_counts is not None:
+        class_counts = check_counts(class_counts, images.device)
+    elif method.draw == "remix" or method.class_sizes != "none":
+        raise ValueError(
+            "this method counts class sizes; pass class_counts, (C,) training images of each class"
+        )
+    if method.draw == "none":
+        return clean_loss(model(images), labels, method, class_counts) * method.clean_weight
+    pairs = draw_pairs(images, labels, method, class_counts, generator)
+    clean, mixed = forward(model, images, pairs, method, generator, hidden)
+    targets = mix_targets(labels, pairs, mixed.shape[1], label_smoothing=method.label_smoothing)
+    loss = mixed_loss(mixed, targets, method, class_counts, generator)
+    if clean is not None:
+        loss = loss + method.clean_weight * clean_loss(clean, labels, method, class_counts)
+    return loss
+
+
+def draw_pairs(
+    images: Tensor,
+    labels: Tensor,
+    method: Method,
+    class_counts: Tensor | None,
+    generator: torch.Generator | None = None,
+) -> Pairs:
+    """Whom to mix, and how much, the method's way."""
+    size = tuple(images.shape[2:])
+    if method.draw == "remix":
+        assert class_counts is not None
+        pairs = draw_remix(
+            labels,
+            method.alpha,
+            class_counts,
+            kappa=method.kappa,
+            tau=method.tau,
+            mode=method.mode,
+            generator=generator,
+        )
+    elif method.draw == "cutmix":
+        pairs = draw_cutmix(labels, method.alpha, size, mode=method.mode, generator=generator)
+    elif method.draw == "either":
+        pairs = draw_either(
+            labels,
+            method.alpha,
+            size,
+            cutmix_alpha=method.cutmix_alpha,
+            switch_prob=method.switch_prob,
+            mode=method.mode,
+            generator=generator,
+        )
+    else:
+        pairs = draw_mixup(labels, method.alpha, mode=method.mode, generator=generator)
+    return pairs if method.prob == 1.0 else leave_unmixed(pairs, method.prob, generator)
+
+
+def forward(
+    model: nn.Module,
+    images: Tensor,
+    pairs: Pairs,
+    method: Method,
+    generator: torch.Generator | None,
+    hidden: tuple[nn.Module, ...] | None,
+) -> tuple[Tensor | None, Tensor]:
+    """(B, C) scores of the clean images, if they count, and of the mixed ones."""
+    if method.draw == "manifold":
+        with mix_somewhere(hidden_modules(model) if hidden is None else hidden, pairs, generator):
+            mixed = model(images)
+        return (model(images) if method.clean_weight else None), mixed
+    inputs = mix_inputs(images, pairs)
+    if not method.clean_weight:
+        return None, model(inputs)
+    if method.joint:
+        clean, mixed = model(torch.cat([images, inputs])).chunk(2)
+        return clean, mixed
+    return model(images), model(inputs)
+
+
+def clean_loss(scores: Tensor, labels: Tensor, method: Method, class_counts: Tensor | None) -> Tensor:
+    """Cross-entropy of unmixed images."""
+    if labels.dim() == 2:
+        labels = class_shares(labels, scores.shape[1], scores.dtype)
+    else:
+        # Torch would skip the label -100 without a word.
+        check_labels(labels, scores.shape[1])
+        labels = labels.long()
+    return F.cross_entropy(
+        adjust(scores, method, class_counts), labels, label_smoothing=method.label_smoothing
+    )
+
+
+def mixed_loss(
+    scores: Tensor,
+    targets: Tensor,
+    method: Method,
+    class_counts: Tensor | None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Cross-entropy on soft targets, or the Infinite Class loss if the method names axes."""
+    if not method.axes:
+        return F.cross_entropy(adjust(scores, method, class_counts), targets)
+    virtual = class_weights = None
+    if method.class_sizes == "weigh":
+        assert class_counts is not None
+        check_no_empty_class(class_counts)
+        class_weights = 1 / class_counts
+    if method.num_virtual:
+        counts = torch.ones(scores.shape[1], device=scores.device) if class_counts is None else class_counts
+        virtual = draw_virtual(counts, method.num_virtual, method.alpha, generator)
+    return infinite_class_loss(
+        adjust(scores, method, class_counts),
+        targets,
+        method.axes,
+        negatives=method.negatives,
+        temperature=method.temperature,
+        class_weights=class_weights,
+        virtual=virtual,
+        duplicates=method.duplicates,
+        centred=method.centred,
+    )
+
+
+def adjust(scores: Tensor, method: Method, class_counts: Tensor | None) -> Tensor:
+    """Scores + log class size in training, plain scores at test: Balanced Softmax, or logit adjustment."""
+    if class_counts is not None and len(class_counts) != scores.shape[1]:
+        raise ValueError(f"{len(class_counts)} class_counts but scores of {scores.shape[1]} classes")
+    if method.class_sizes != "adjust":
+        return scores
+    assert class_counts is not None
+    check_no_empty_class(class_counts)
+    return scores + class_counts.log()
