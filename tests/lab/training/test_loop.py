@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from icmixup import METHODS
-from icmixup.lab.datasets import Dataset, load_dataset
+from icmixup.lab.datasets import Dataset, DataSpec, load_dataset
 from icmixup.lab.training.ranks import wrap_for_ranks
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Run, open_run
@@ -49,7 +49,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def digits() -> Dataset:
-    return load_dataset("digits", data_dir=Path("none"), per_class=TINY.per_class)
+    return load_dataset(DataSpec("digits", per_class=TINY.per_class), Path("none"))
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
             for n in range(number):
                 pixels = draw.integers(80 * label, 80 * label + 90, (16, 16, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(root / part / f"class{label}" / f"{n}.png")
-    return load_dataset(str(root), data_dir=Path("none"))
+    return load_dataset(DataSpec(str(root)), Path("none"))
 
 
 def start(root: Path, data: Dataset, recipe: Recipe) -> Session:

@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 
 from icmixup.lab.datasets import Dataset
-from icmixup.lab.datasets.subsets import DEIC_TOTAL, part_counts
+from icmixup.lab.datasets.subsets import DEIC_TOTAL, subset_counts
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import write_whole
-from icmixup.lab.datasets.cifar import CLASSES, NO_TWINS
+from icmixup.lab.datasets.cifar import NO_TWINS, NUM_CLASSES, TRAIN_IMAGES
 from icmixup.lab.training.loop import Beat, Diverged, train
 from icmixup.lab.sweep.local import share_of_threads
 from icmixup.methods import find_method
@@ -28,7 +28,6 @@ DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d
 MARGIN = 0.9  # of the budget is planned with: looks at the test set and checkpoints take the rest
 TRIAL_SHARE, TRIAL_SECONDS = 0.05, (1.0, 30.0)  # of the budget, within these bounds, measures an epoch
 TRIAL_EPOCHS = 50  # or as many as fit into that time
-TRAIN_IMAGES = 50_000  # of every CIFAR and ciFAIR
 # Work for one image, ResNet-18's being 1, and for one step however few its images: only the order of runs and
 # the guess of their time hang on these.
 WORK = {"resnet18": 1.0, "resnet34": 1.7, "resnet50": 2.5, "resnet32": 0.4, "wrn16-8": 2.2, "small-cnn": 0.1}
@@ -156,11 +155,11 @@ def work(recipe: Recipe) -> float:
 def count_images(recipe: Recipe) -> int:
     """Train images of a recipe, without a look at them."""
     name = "cifar10" if recipe.dataset == NO_TWINS else recipe.dataset
-    if name not in CLASSES:
+    if name not in NUM_CLASSES:
         return TRAIN_IMAGES
-    classes = CLASSES[name]
+    classes = NUM_CLASSES[name]
     each = TRAIN_IMAGES // classes if recipe.split is None else DEIC_TOTAL
-    counts = part_counts(
+    counts = subset_counts(
         torch.full((classes,), each),
         per_class=recipe.per_class,
         fraction=recipe.fraction,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from icmixup.lab.augment import augment
-from icmixup.lab.datasets import Dataset, load_dataset
+from icmixup.lab.datasets import Dataset, DataSpec, load_dataset
 from icmixup.lab.training.evaluate import evaluate, split_scores
 from icmixup.lab.training.ranks import (
     average_over_ranks,
@@ -95,17 +95,16 @@ def train(
 
 def load_recipe_data(recipe: Recipe, data_dir: Path, *, show_progress: bool = False) -> Dataset:
     """The part of a dataset that a recipe trains on."""
-    return load_dataset(
+    spec = DataSpec(
         recipe.dataset,
-        data_dir=data_dir,
         fraction=recipe.fraction,
         per_class=recipe.per_class,
         imbalance=recipe.imbalance,
-        seed=recipe.data_seed,
-        deic_split=recipe.split,
+        data_seed=recipe.data_seed,
+        split=recipe.split,
         image_size=recipe.image_size,
-        show_progress=show_progress,
     )
+    return load_dataset(spec, data_dir, show_progress=show_progress)
 
 
 class Session:
