@@ -33,12 +33,12 @@ from torch.utils.data import DataLoader
 import icmixup as icm
 from icmixup.lab.datasets import Dataset, Split
 from icmixup.lab.models import build_model
-from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.recipe import Recipe
-from icmixup.lab.training.run_folder import provenance
-from icmixup.lab.training.loop import train
 from icmixup.lab.sweep import warn_of_failure
 from icmixup.lab.sweep.local import Collector, run_in_threads
+from icmixup.lab.training.execution import Execution
+from icmixup.lab.training.loop import train
+from icmixup.lab.training.recipe import Recipe
+from icmixup.lab.training.run_folder import provenance
 
 MEAN, STD = (0.50708, 0.48655, 0.44092), (0.26733, 0.25644, 0.27615)
 COLUMNS = (
@@ -123,9 +123,7 @@ def measure_plain(recipe: Recipe, data: Dataset, device: torch.device, steps: in
 def measure_ours(recipe: Recipe, data: Dataset, device: torch.device, at_once: int = 1) -> dict[str, float]:
     """Our step; of several runs at once, the images that all of them take together."""
     with tempfile.TemporaryDirectory() as folder:
-        execution = Execution(
-            out=Path(folder), data_dir=Path(folder), dataset=data, device=str(device)
-        )
+        execution = Execution(out=Path(folder), data_dir=Path(folder), dataset=data, device=str(device))
         if at_once == 1:
             rows = [train(recipe, execution)]
         else:

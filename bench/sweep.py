@@ -19,11 +19,11 @@ from pathlib import Path
 from step import COLUMNS, write_row
 
 from icmixup.lab.comparison.compare import compare
+from icmixup.lab.sweep.local import count_workers
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.ranks import pick_device
 from icmixup.lab.training.recipe import QUICK, Recipe
 from icmixup.lab.training.run_folder import provenance
-from icmixup.lab.sweep.local import count_workers
 
 METHODS = ("mixup", "ic-mixup")
 
@@ -32,7 +32,9 @@ def measure(recipe: Recipe, seeds: int, workers: int, data_dir: Path) -> dict[st
     """One row: so many runs at once."""
     with tempfile.TemporaryDirectory() as folder:
         root, started = Path(folder), time.perf_counter()
-        found = compare(recipe, METHODS, range(seeds), execution=Execution(out=root, data_dir=data_dir, workers=workers))
+        found = compare(
+            recipe, METHODS, range(seeds), execution=Execution(out=root, data_dir=data_dir, workers=workers)
+        )
         seconds = time.perf_counter() - started
     images = sum(row["train_images"] for row in found.rows) * recipe.epochs
     return {

@@ -76,7 +76,9 @@ def check_lam(lam: Tensor | float, labels: Tensor) -> Tensor:
     if lam.shape not in ((), (1,), (len(labels),)):
         raise ValueError(f"lam has shape {tuple(lam.shape)}; expected a number or shape ({len(labels)},)")
     if can_look_at(lam) and not bool(((lam >= 0) & (lam <= 1)).all()):
-        raise ValueError(f"lam must be between 0 and 1, got values from {lam.min().item():g} to {lam.max().item():g}")
+        raise ValueError(
+            f"lam must be between 0 and 1, got values from {lam.min().item():g} to {lam.max().item():g}"
+        )
     return lam.expand(len(labels))
 
 
@@ -101,7 +103,9 @@ def check_fits(weight: Tensor, images: Tensor) -> None:
 
 def check_classes(name: str, shares: Tensor, num_classes: int) -> None:
     if shares.dim() != 2 or shares.shape[1] != num_classes:
-        raise ValueError(f"{name} have shape {tuple(shares.shape)}; expected (B, {num_classes}), one column per class")
+        raise ValueError(
+            f"{name} have shape {tuple(shares.shape)}; expected (B, {num_classes}), one column per class"
+        )
 
 
 def check_counts(class_counts: Tensor, device: torch.device) -> Tensor:
@@ -163,9 +167,7 @@ def check_extras(
             "as draw_virtual returns them"
         )
     if virtual is not None and "pairs" not in negatives:
-        raise ValueError(
-            f'virtual classifiers extend the pairs, but negatives are {negatives}; add "pairs"'
-        )
+        raise ValueError(f'virtual classifiers extend the pairs, but negatives are {negatives}; add "pairs"')
 
 
 def check_choices(

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from icmixup._checks import check_choice, check_extras, check_rows
 from icmixup.contrast.chunked import contrast_chunked
+from icmixup.contrast.fused import contrast_fused, prefer_chunked, prefer_fused
 from icmixup.contrast.plain import DUPLICATES, Duplicates, pick, target_keys
 from icmixup.contrast.plain import contrast as contrast_plain
-from icmixup.contrast.fused import contrast_fused, prefer_chunked, prefer_fused
 from icmixup.distributed import Ranks, gather_rows, meet_ranks
 
 AXES = ("class", "pair")

@@ -30,6 +30,7 @@ from icmixup._checks import (
     check_some_size,
 )
 
+
 class Pairs(NamedTuple):
     """The B pairs of a batch: image i is mixed with image partner[i]."""
 

@@ -11,9 +11,9 @@ import pytest
 from pages import FINDINGS, PAPER, README, ROOT, page_name, rows, section
 
 from icmixup import METHODS
-from icmixup.lab.paper.spec import METHOD_ROWS
-from icmixup.lab.paper.published import TABLES
 from icmixup.lab.comparison.statistics import MEASURES, Standing, paired_difference, rank_methods
+from icmixup.lab.paper.published import TABLES
+from icmixup.lab.paper.spec import METHOD_ROWS
 
 
 def standings(file: str, baseline: str) -> list[Standing]:

@@ -15,7 +15,7 @@ import torch
 from matplotlib.collections import PolyCollection
 from torch import Tensor, nn
 
-from icmixup.lab.cli.analyse import parse_analyse, run_analyse
+from icmixup.lab.analysis.figure import plot_confidence, plot_difference, pooled_lines
 from icmixup.lab.analysis.scores import (
     LAMS,
     analyse_runs,
@@ -28,11 +28,11 @@ from icmixup.lab.analysis.scores import (
     pick_rows,
 )
 from icmixup.lab.augment import normalise
-from icmixup.lab.datasets import Dataset, Split, load_dataset
-from icmixup.lab.analysis.figure import plot_confidence, plot_difference, pooled_lines
+from icmixup.lab.cli.analyse import parse_analyse, run_analyse
+from icmixup.lab.datasets import Dataset, DataSpec, Split, load_dataset
 from icmixup.lab.models import build_model
-from icmixup.lab.training.recipe import QUICK, Recipe
 from icmixup.lab.training.loop import train
+from icmixup.lab.training.recipe import QUICK, Recipe
 
 K, C = 4, 6
 LABELS = torch.tensor([5, 0, 3, 2])
@@ -161,7 +161,7 @@ def test_one_image_a_class_the_first_or_one_of_the_seed() -> None:
 
 
 def test_images_are_normalised_as_in_training_and_one_class_is_too_few() -> None:
-    data = load_dataset("digits", data_dir=Path())
+    data = load_dataset(DataSpec("digits"), Path())
     images, labels = chosen_images(data, None, CPU)
     row = (data.test.labels == 3).nonzero()[0]
     expected = normalise(data.test.images[row], torch.tensor(data.mean), torch.tensor(data.std))
@@ -197,7 +197,7 @@ def folders(root: Path) -> list[Path]:
 
 
 def test_a_run_is_analysed_with_the_weights_that_were_tested(folders: list[Path], root: Path) -> None:
-    data = load_dataset("digits", data_dir=root, per_class=10)
+    data = load_dataset(DataSpec("digits", per_class=10), root)
     inputs = normalise(data.test.images, torch.tensor(data.mean), torch.tensor(data.std))
     for folder in folders:
         network = load_model(find_run(folder), data, CPU).eval()
@@ -235,7 +235,7 @@ def test_the_command_sets_runs_side_by_side_in_files_and_a_table(
 
 def test_rows_are_the_curves_of_the_loaded_model(folders: list[Path], root: Path) -> None:
     rows = analyse_runs(folders[:1], data_dir=root, device=CPU, image_seeds=(0, 1))
-    data = load_dataset("digits", data_dir=root, per_class=10)
+    data = load_dataset(DataSpec("digits", per_class=10), root)
     network = load_model(find_run(folders[0]), data, CPU)
     expected = [curve(network, *chosen_images(data, seed, CPU)) for seed in (0, 1)]
     assert [row["image_seed"] for row in rows] == [0] * 11 + [1] * 11
@@ -310,7 +310,7 @@ def test_what_is_no_finished_run_is_refused_in_a_sentence(
 
 
 def test_weights_for_other_classes_are_refused_in_a_sentence(folders: list[Path], root: Path) -> None:
-    data = load_dataset("digits", data_dir=root, per_class=10)
+    data = load_dataset(DataSpec("digits", per_class=10), root)
     fewer = dataclasses.replace(data, class_names=data.class_names[:9])
     with pytest.raises(ValueError, match="another network than small-cnn for the 9 classes of digits"):
         load_model(find_run(folders[0]), fewer, CPU)

@@ -1,4 +1,4 @@
-"""Augmentation against Pillow and loops, image by image."""
+"""Augmentation compared with Pillow and loops, image by image."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import torch.nn.functional as F
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
-from icmixup.lab import augment as room
-from icmixup.lab.augment import Moves, augment, draw_moves, move, normalise
-from icmixup.lab.augment.trivial import OPERATIONS, STEPS, Changes, change, draw_changes
+from icmixup.lab import augment as package
+from icmixup.lab.augment import augment, normalise
+from icmixup.lab.augment.geometry import Geometry, apply_geometry, draw_geometry
+from icmixup.lab.augment.trivial import OPERATIONS, STEPS, DrawnOperations, apply_operations, draw_operations
 
-PLAIN = {"padding": 0, "padding_mode": "zeros", "flip": False, "rotation": 0.0}
+NO_AUGMENTATION = {"padding": 0, "padding_mode": "zeros", "flip": False, "rotation": 0.0}
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -33,14 +34,14 @@ def from_pillow(image: Image.Image) -> Tensor:
     return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
 
 
-def moved_one_by_one(images: Tensor, moves: Moves, padding: int, mode: str) -> Tensor:
-    """RandomCrop, RandomHorizontalFlip, RandomRotation in turn: torch pads, slices cut, Pillow rotates."""
+def augment_one_by_one(images: Tensor, geometry: Geometry, padding: int, mode: str) -> Tensor:
+    """Crop, flip and rotate each image in turn, with torch's padding, slices and Pillow's rotation."""
     height, width = images.shape[2:]
     pad_mode = "constant" if mode == "zeros" else mode
     padded = F.pad(images.float(), [padding] * 4, mode=pad_mode).to(torch.uint8)
     out = []
-    for image, down, right, flipped, angle in zip(padded, *(part.tolist() for part in moves), strict=True):
-        crop = image[:, down : down + height, right : right + width]
+    for image, top, left, flipped, angle in zip(padded, *(part.tolist() for part in geometry), strict=True):
+        crop = image[:, top : top + height, left : left + width]
         crop = crop.flip(2) if flipped else crop
         out.append(from_pillow(to_pillow(crop).rotate(angle, Image.Resampling.NEAREST)))
     return torch.stack(out)
@@ -53,22 +54,24 @@ def test_one_gather_equals_crop_then_flip_then_pillows_rotation(
     mode: str, shape: tuple[int, int, int], rotation: float
 ) -> None:
     images = random_images(64, *shape)
-    moves = draw_moves(64, padding=4, flip=True, rotation=rotation, generator=seeded())
-    assert torch.equal(move(images, moves, 4, mode), moved_one_by_one(images, moves, 4, mode))
+    geometry = draw_geometry(64, padding=4, flip=True, rotation=rotation, generator=seeded())
+    assert torch.equal(
+        apply_geometry(images, geometry, 4, mode), augment_one_by_one(images, geometry, 4, mode)
+    )
 
 
-def test_augment_is_its_own_draw_carried_out() -> None:
+def test_augment_applies_the_drawn_geometry() -> None:
     images = random_images(20)
     settings = {"padding": 4, "flip": True, "rotation": 15.0}
-    moves = draw_moves(20, **settings, generator=seeded(3))
-    expected = moved_one_by_one(images, moves, 4, "reflect")
+    geometry = draw_geometry(20, **settings, generator=seeded(3))
+    expected = augment_one_by_one(images, geometry, 4, "reflect")
     assert torch.equal(augment(images, **settings, padding_mode="reflect", generator=seeded(3)), expected)
 
 
-def test_nothing_asked_is_nothing_changed_and_the_argument_is_never_touched() -> None:
+def test_without_augmentation_images_are_copied_and_the_argument_is_never_changed() -> None:
     images = random_images(10)
     before = images.clone()
-    same = augment(images, **PLAIN, generator=seeded())
+    same = augment(images, **NO_AUGMENTATION, generator=seeded())
     assert torch.equal(same, images)
     assert same.data_ptr() != images.data_ptr()
     augment(
@@ -77,45 +80,49 @@ def test_nothing_asked_is_nothing_changed_and_the_argument_is_never_touched() ->
     assert torch.equal(images, before)
 
 
-def test_flips_alone_give_images_or_their_mirrors_about_half_each() -> None:
+def test_about_half_of_the_images_are_flipped_and_the_others_unchanged() -> None:
     images = random_images(400, 1, 8, 8)
-    out = augment(images, **PLAIN | {"flip": True}, generator=seeded())
+    out = augment(images, **NO_AUGMENTATION | {"flip": True}, generator=seeded())
     kept = (out == images).flatten(1).all(dim=1)
     mirrored = (out == images.flip(3)).flatten(1).all(dim=1)
     assert bool((kept ^ mirrored).all())
-    assert 160 < int(kept.sum()) < 240  # 200 +- 4 deviations of 10
+    assert 160 < int(kept.sum()) < 240  # 200 +- 4 standard deviations of 10
 
 
-def test_every_crop_is_as_likely_as_any_other_and_each_is_seen() -> None:
+def test_every_crop_is_equally_likely() -> None:
     count = 25 * 400
-    moves = draw_moves(count, padding=2, flip=False, rotation=0.0, generator=seeded())
-    places = torch.bincount(moves.down * 5 + moves.right, minlength=25)
-    chi_squared = float(((places - 400) ** 2 / 400).sum())
-    assert int(places.min()) > 0
-    assert chi_squared < 52.6  # 24 degrees of freedom, one chance in 1,500 to exceed
+    geometry = draw_geometry(count, padding=2, flip=False, rotation=0.0, generator=seeded())
+    counts = torch.bincount(geometry.top * 5 + geometry.left, minlength=25)
+    chi_squared = float(((counts - 400) ** 2 / 400).sum())
+    assert int(counts.min()) > 0
+    assert chi_squared < 52.6  # 24 degrees of freedom, p = 1/1,500
 
 
-def test_angles_are_uniform_between_both_ends() -> None:
-    angle = draw_moves(20_000, padding=0, flip=False, rotation=15.0, generator=seeded()).angle.sort().values
+def test_angles_are_uniform() -> None:
+    angle = (
+        draw_geometry(20_000, padding=0, flip=False, rotation=15.0, generator=seeded()).angle.sort().values
+    )
     even = torch.linspace(-15, 15, 20_000, dtype=torch.float64)
-    assert float((angle - even).abs().max()) < 30 * 1.95 / 20_000**0.5  # Kolmogorov-Smirnov, one in 1,000
+    assert float((angle - even).abs().max()) < 30 * 1.95 / 20_000**0.5  # Kolmogorov-Smirnov, p = 1/1,000
     assert float(angle.abs().max()) <= 15
 
 
 @pytest.mark.parametrize("other", [{"flip": True}, {"rotation": 30.0}])
-def test_one_setting_does_not_shift_the_draws_of_another(other: dict[str, float]) -> None:
-    plain = {"padding": 4, "flip": False, "rotation": 0.0}
-    first = draw_moves(50, **plain, generator=seeded())
-    second = draw_moves(50, **(plain | other), generator=seeded())
-    assert torch.equal(first.down, second.down)
-    assert torch.equal(first.right, second.right)
+def test_one_setting_does_not_change_the_draws_of_another(other: dict[str, float]) -> None:
+    base = {"padding": 4, "flip": False, "rotation": 0.0}
+    first = draw_geometry(50, **base, generator=seeded())
+    second = draw_geometry(50, **(base | other), generator=seeded())
+    assert torch.equal(first.top, second.top)
+    assert torch.equal(first.left, second.left)
 
 
-def test_each_image_moves_by_its_own_draw_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_image_is_augmented_independently_of_the_others_and_of_the_block_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     images = random_images(30, 3, 8, 8)
     settings = {"padding": 2, "padding_mode": "zeros", "flip": True, "rotation": 20.0, "trivial": True}
     whole = augment(images, **settings, generator=seeded())
-    monkeypatch.setitem(room.BLOCK_PIXELS, "cpu", 7 * 64)  # seven images a block, the last short
+    monkeypatch.setitem(package.BLOCK_PIXELS, "cpu", 7 * 64)  # seven images per block, fewer in the last
     assert torch.equal(augment(images, **settings, generator=seeded()), whole)
     changed = images.clone()
     changed[11] = 0
@@ -124,7 +131,7 @@ def test_each_image_moves_by_its_own_draw_only(monkeypatch: pytest.MonkeyPatch) 
     assert torch.equal(again[others], whole[others])
 
 
-def test_the_generator_alone_decides() -> None:
+def test_the_result_depends_on_the_generator_only() -> None:
     images = random_images(16)
     settings = {"padding": 4, "padding_mode": "zeros", "flip": True, "rotation": 15.0, "trivial": True}
     torch.manual_seed(0)
@@ -138,23 +145,25 @@ def test_the_generator_alone_decides() -> None:
     ("wrong", "words"),
     [
         ({"padding_mode": "edge"}, ["edge", "zeros or reflect"]),
-        ({"padding": -1}, ["-1", "0 to 7"]),
-        ({"padding": 8, "padding_mode": "reflect"}, ["8", "0 to 7"]),
+        ({"padding": -1}, ["-1", "at least 0"]),
+        ({"padding": 8, "padding_mode": "reflect"}, ["8", "at most 7"]),
         ({"rotation": 200.0}, ["200", "0 to 180"]),
     ],
 )
-def test_settings_out_of_range_are_refused_by_value(wrong: dict[str, object], words: list[str]) -> None:
-    with pytest.raises(ValueError, match="give") as caught:
-        augment(random_images(2, 1, 8, 8), **(PLAIN | wrong), generator=seeded())
+def test_settings_out_of_range_are_refused_with_their_value_and_the_range(
+    wrong: dict[str, object], words: list[str]
+) -> None:
+    with pytest.raises(ValueError, match="must be") as caught:
+        augment(random_images(2, 1, 8, 8), **(NO_AUGMENTATION | wrong), generator=seeded())
     assert all(word in str(caught.value) for word in words)
 
 
 def test_float_images_are_refused() -> None:
     with pytest.raises(ValueError, match="float32"):
-        augment(torch.zeros(2, 3, 8, 8), **PLAIN, generator=seeded())
+        augment(torch.zeros(2, 3, 8, 8), **NO_AUGMENTATION, generator=seeded())
 
 
-def test_normalised_images_have_the_statistics_taken_out() -> None:
+def test_normalised_images_have_zero_mean_and_unit_variance() -> None:
     images = random_images(50)
     pixels = images.double() / 255
     mean, std = pixels.mean(dim=(0, 2, 3)), pixels.std(dim=(0, 2, 3), correction=0)
@@ -164,11 +173,11 @@ def test_normalised_images_have_the_statistics_taken_out() -> None:
     torch.testing.assert_close(out.std(dim=(0, 2, 3), correction=0), torch.ones(3), atol=1e-5, rtol=0)
 
 
-def pillows(name: str, image: Image.Image, strength: float) -> Image.Image:
-    """The same operation by Pillow's own functions."""
+def apply_pillow(name: str, image: Image.Image, strength: float) -> Image.Image:
+    """The same operation, computed by Pillow."""
     affine = Image.Transform.AFFINE
     shift = int(strength * min(32, image.width))
-    one = {
+    operations = {
         "identity": lambda: image,
         "shear-x": lambda: image.transform(image.size, affine, (1, 0.99 * strength, 0, 0, 1, 0)),
         "shear-y": lambda: image.transform(image.size, affine, (1, 0, 0, 0.99 * strength, 1, 0)),
@@ -184,22 +193,21 @@ def pillows(name: str, image: Image.Image, strength: float) -> Image.Image:
         "autocontrast": lambda: ImageOps.autocontrast(image),
         "equalize": lambda: ImageOps.equalize(image),
     }
-    return one[name]()
+    return operations[name]()
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_each_operation_is_pillows_to_one_step_of_rounding(name: str, channels: int) -> None:
+def test_each_operation_equals_pillows_up_to_rounding(name: str, channels: int) -> None:
     steps = torch.arange(-(STEPS - 1), STEPS)
-    ramp = torch.arange(32)[:, None] * 3 + torch.arange(
-        32
-    )  # smooth, so that contrast and histograms have work
+    # A smooth ramp, so that contrast and equalisation change the image.
+    ramp = torch.arange(32)[:, None] * 3 + torch.arange(32)
     images = (ramp + random_images(len(steps), channels) // 4 + 30).clamp(max=220).to(torch.uint8)
     strength = steps / (STEPS - 1)
     operation = torch.full((len(steps),), list(OPERATIONS).index(name))
-    ours = change(images, Changes(operation, strength)).int()
+    ours = apply_operations(images, DrawnOperations(operation, strength)).int()
     theirs = [
-        from_pillow(pillows(name, to_pillow(image), float(amount)))
+        from_pillow(apply_pillow(name, to_pillow(image), float(amount)))
         for image, amount in zip(images, strength, strict=True)
     ]
     difference = (ours - torch.stack(theirs).int()).abs()
@@ -209,22 +217,26 @@ def test_each_operation_is_pillows_to_one_step_of_rounding(name: str, channels: 
         assert not torch.equal(ours, images.int())
 
 
-def test_strength_zero_of_graded_operations_leaves_the_image() -> None:
+def test_strength_zero_does_not_change_the_image() -> None:
     graded = [n for n, name in enumerate(OPERATIONS) if name not in ("solarize", "autocontrast", "equalize")]
     images = random_images(len(graded))
-    assert torch.equal(change(images, Changes(torch.tensor(graded), torch.zeros(len(graded)))), images)
+    assert torch.equal(
+        apply_operations(images, DrawnOperations(torch.tensor(graded), torch.zeros(len(graded)))), images
+    )
 
 
-def test_flat_images_survive_every_operation() -> None:
+def test_constant_images_are_unchanged_by_every_operation_of_strength_zero() -> None:
     images = torch.full((len(OPERATIONS), 3, 8, 8), 77, dtype=torch.uint8)
-    out = change(images, Changes(torch.arange(len(OPERATIONS)), torch.zeros(len(OPERATIONS))))
+    out = apply_operations(
+        images, DrawnOperations(torch.arange(len(OPERATIONS)), torch.zeros(len(OPERATIONS)))
+    )
     assert torch.equal(out, images)
 
 
-def test_operations_and_strengths_are_drawn_evenly() -> None:
-    changes = draw_changes(14 * 31 * 20, seeded())
-    operations = torch.bincount(changes.operation, minlength=14)
-    steps = torch.bincount((changes.strength.abs() * 30).round().long(), minlength=31)
-    assert float(((operations - 620) ** 2 / 620).sum()) < 36  # 13 degrees of freedom, one in 1,500
-    assert float(((steps - 280) ** 2 / 280).sum()) < 61  # 30 degrees of freedom, one in 1,500
-    assert 0.45 < float((changes.strength > 0).float().mean()) < 0.52  # no sign at strength 0
+def test_operations_and_strengths_are_drawn_uniformly() -> None:
+    drawn = draw_operations(14 * 31 * 20, seeded())
+    operations = torch.bincount(drawn.operation, minlength=14)
+    steps = torch.bincount((drawn.strength.abs() * 30).round().long(), minlength=31)
+    assert float(((operations - 620) ** 2 / 620).sum()) < 36  # 13 degrees of freedom, p = 1/1,500
+    assert float(((steps - 280) ** 2 / 280).sum()) < 61  # 30 degrees of freedom, p = 1/1,500
+    assert 0.45 < float((drawn.strength > 0).float().mean()) < 0.52  # strength 0 has no sign

@@ -292,7 +292,9 @@ def test_flags_change_the_recipe_that_was_chosen():
 def test_digits_are_compared_with_the_quick_recipe():
     flags, start = parse_compare([])
     assert start == "quick"
-    assert flags.shared_recipe() == dataclasses.replace(QUICK, dataset="digits", method=flags.shared_recipe().method)
+    assert flags.shared_recipe() == dataclasses.replace(
+        QUICK, dataset="digits", method=flags.shared_recipe().method
+    )
 
 
 def test_the_recipe_for_other_data_follows_the_machine(monkeypatch: pytest.MonkeyPatch):
@@ -345,8 +347,6 @@ def test_version_and_bare_command(capsys: pytest.CaptureFixture[str]):
         (20, {}, ""),  # rejected elsewhere
     ],
 )
-def test_a_very_small_last_batch_is_warned_about(
-    images: int, fields: dict[str, bool], words: str
-) -> None:
+def test_a_very_small_last_batch_is_warned_about(images: int, fields: dict[str, bool], words: str) -> None:
     said = last_batch_warning(Recipe(batch_size=128, **fields), images)
     assert re.search(words, said) if words else said == ""

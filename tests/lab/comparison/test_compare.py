@@ -14,25 +14,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from icmixup.lab.sweep import budget
 from icmixup.lab.comparison.compare import (
     EVEN_METHODS,
     LONG_TAIL_METHODS,
     Comparison,
     Failure,
     compare,
+    comparison_recipes,
     default_methods,
     delete_runs,
     pick_baseline,
-    comparison_recipes,
     read_comparison,
     summarise,
     write_comparison,
 )
-from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.recipe import QUICK, Recipe
 from icmixup.lab.comparison.statistics import MEASURES, holm, paired_difference, signed
+from icmixup.lab.sweep import budget
+from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import load_recipe_data
+from icmixup.lab.training.recipe import QUICK, Recipe
 from icmixup.methods import METHODS, find_method
 
 TINY = dataclasses.replace(QUICK, dataset="digits", per_class=20, epochs=1)
@@ -249,11 +249,21 @@ def test_the_default_methods_follow_the_class_sizes():
 
 def test_a_comparison_on_digits_pairs_runs_and_is_not_trained_twice(tmp_path: Path):
     data = load_recipe_data(TINY, tmp_path)
-    first = compare(TINY, ("mixup", "ic-mixup"), range(2), execution=Execution(out=tmp_path, data_dir=tmp_path, dataset=data, workers=1))
+    first = compare(
+        TINY,
+        ("mixup", "ic-mixup"),
+        range(2),
+        execution=Execution(out=tmp_path, data_dir=tmp_path, dataset=data, workers=1),
+    )
     assert len(first.rows) == 4
     assert all(len(s.accuracies) == 2 and s.std is not None for s in first.standings)
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/result.json")}
-    again = compare(TINY, ("mixup", "ic-mixup"), range(2), execution=Execution(out=tmp_path, data_dir=tmp_path, dataset=data, workers=1))
+    again = compare(
+        TINY,
+        ("mixup", "ic-mixup"),
+        range(2),
+        execution=Execution(out=tmp_path, data_dir=tmp_path, dataset=data, workers=1),
+    )
     assert again == first
     assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/result.json")}
     delete_runs(tmp_path, comparison_recipes(TINY, ("mixup",), (0,)))
@@ -262,7 +272,12 @@ def test_a_comparison_on_digits_pairs_runs_and_is_not_trained_twice(tmp_path: Pa
 
 def test_two_at_once_come_to_what_they_come_to_in_turn(tmp_path: Path):
     in_turn, at_once = (
-        compare(TINY, ("mixup", "ic-mixup"), (0,), execution=Execution(out=tmp_path / str(k), data_dir=tmp_path, workers=k))
+        compare(
+            TINY,
+            ("mixup", "ic-mixup"),
+            (0,),
+            execution=Execution(out=tmp_path / str(k), data_dir=tmp_path, workers=k),
+        )
         for k in (1, 2)
     )
     assert [s.accuracies for s in in_turn.standings] == [s.accuracies for s in at_once.standings]
@@ -272,7 +287,9 @@ def test_two_at_once_come_to_what_they_come_to_in_turn(tmp_path: Path):
 def test_a_run_that_diverges_does_not_stop_the_others(tmp_path: Path):
     # Scores over 1e-38 overflow, and only the Infinite Class loss divides by the temperature.
     recipe = dataclasses.replace(TINY, temperature=1e-38)
-    found = compare(recipe, ("ic-mixup", "mixup"), (0, 1), execution=Execution(out=tmp_path, data_dir=tmp_path, workers=1))
+    found = compare(
+        recipe, ("ic-mixup", "mixup"), (0, 1), execution=Execution(out=tmp_path, data_dir=tmp_path, workers=1)
+    )
     assert [(failure.method, failure.seed) for failure in found.failures] == [
         ("ic-mixup", 0),
         ("ic-mixup", 1),

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from icmixup.lab.comparison.compare import Comparison, summarise, write_comparison
 from icmixup.lab.comparison.figure import OTHERS, OURS, plot_comparison, write_png
-from icmixup.lab.training.recipe import QUICK
 from icmixup.lab.comparison.statistics import MEASURES
+from icmixup.lab.training.recipe import QUICK
 
 ACCURACIES = {
     "mixup": [70.0, 71.0, 72.0],

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from icmixup.lab.comparison.compare import Comparison, summarise
-from icmixup.lab.training.recipe import QUICK
 from icmixup.lab.comparison.statistics import MEASURES
 from icmixup.lab.comparison.table import print_comparison
+from icmixup.lab.training.recipe import QUICK
 
 ACCURACIES = {
     "mixup": [70.0, 71.0, 72.0],

@@ -1,4 +1,4 @@
-"""Parts of datasets, the embedded digits, and names that are not known."""
+"""Subsets, the digits of scikit-learn, and unknown dataset names."""
 
 from __future__ import annotations
 
@@ -9,62 +9,70 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from icmixup.lab.datasets import DATASETS, deic_rows, draw_part, load_dataset, measure_statistics, part_counts
+from icmixup.lab.datasets import (
+    DATASETS,
+    DataSpec,
+    deic_rows,
+    draw_subset,
+    load_dataset,
+    measure_statistics,
+    subset_counts,
+)
 
-# Parts
+# Subsets
 
 
 @pytest.mark.parametrize(
     ("classes", "size", "imbalance", "total"),
     [(10, 5000, 0.1, 20_431), (10, 5000, 0.01, 12_406), (100, 500, 0.1, 19_573), (100, 500, 0.01, 10_847)],
 )
-def test_long_tails_have_the_papers_totals_and_the_factor_may_be_inverted(
+def test_long_tails_have_the_totals_of_the_paper_for_a_factor_and_its_inverse(
     classes: int, size: int, imbalance: float, total: int
 ) -> None:
     full = torch.full((classes,), size)
-    counts = part_counts(full, imbalance=imbalance)
+    counts = subset_counts(full, imbalance=imbalance)
     assert int(counts.sum()) == total
     assert (int(counts[0]), int(counts[-1])) == (size, size * imbalance)
-    assert torch.equal(part_counts(full, imbalance=1 / imbalance), counts)
+    assert torch.equal(subset_counts(full, imbalance=1 / imbalance), counts)
 
 
 def test_per_class_comes_before_fraction_and_fraction_before_imbalance() -> None:
     full = torch.tensor([300, 200, 120])
-    assert part_counts(full, per_class=100, imbalance=0.01).tolist() == [100, 10, 1]
-    assert part_counts(full, per_class=100, fraction=0.5, imbalance=0.04).tolist() == [50, 10, 2]
-    assert part_counts(full, fraction=0.1).tolist() == [30, 20, 12]
-    assert part_counts(torch.tensor([3, 1]), fraction=0.1).tolist() == [1, 1]  # no class is lost
-    assert part_counts(full).tolist() == full.tolist()
+    assert subset_counts(full, per_class=100, imbalance=0.01).tolist() == [100, 10, 1]
+    assert subset_counts(full, per_class=100, fraction=0.5, imbalance=0.04).tolist() == [50, 10, 2]
+    assert subset_counts(full, fraction=0.1).tolist() == [30, 20, 12]
+    assert subset_counts(torch.tensor([3, 1]), fraction=0.1).tolist() == [1, 1]  # no class is lost
+    assert subset_counts(full).tolist() == full.tolist()
 
 
-def test_a_part_has_its_counts_its_seed_decides_it_and_smaller_parts_lie_inside() -> None:
+def test_the_seed_determines_a_subset_which_contains_smaller_ones() -> None:
     labels = torch.randint(5, (1000,), generator=torch.Generator().manual_seed(0))
     counts = torch.tensor([10, 20, 30, 40, 50])
-    rows = draw_part(labels, counts, seed=1)
+    rows = draw_subset(labels, counts, seed=1)
     assert torch.bincount(labels[rows]).tolist() == counts.tolist()
     assert rows.tolist() == sorted(set(rows.tolist()))
-    assert torch.equal(draw_part(labels, counts, seed=1), rows)
-    assert not torch.equal(draw_part(labels, counts, seed=2), rows)
-    assert set(draw_part(labels, counts // 2, seed=1).tolist()) < set(rows.tolist())
+    assert torch.equal(draw_subset(labels, counts, seed=1), rows)
+    assert not torch.equal(draw_subset(labels, counts, seed=2), rows)
+    assert set(draw_subset(labels, counts // 2, seed=1).tolist()) < set(rows.tolist())
 
 
 def test_every_image_of_a_class_is_drawn_about_equally_often() -> None:
     labels = torch.tensor([0, 1] * 10)
     seen = sum(
-        torch.bincount(draw_part(labels, torch.tensor([5, 2]), seed), minlength=20) for seed in range(1000)
+        torch.bincount(draw_subset(labels, torch.tensor([5, 2]), seed), minlength=20) for seed in range(1000)
     )
     assert 430 < int(seen[::2].min()) <= int(seen[::2].max()) < 570  # 500 +- 4 deviations of 16
     assert 145 < int(seen[1::2].min()) <= int(seen[1::2].max()) < 255  # 200 +- 4 deviations of 13
 
 
-def test_drawing_leaves_the_global_random_state_alone() -> None:
+def test_loading_does_not_change_the_global_random_state() -> None:
     before = torch.get_rng_state()
-    load_dataset("digits", data_dir=Path("nowhere"), fraction=0.5, seed=3)
+    load_dataset(DataSpec("digits", fraction=0.5, data_seed=3), Path("nowhere"))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize(
-    ("part", "words"),
+    ("settings", "words"),
     [
         ({"fraction": 0.0}, ["0.0", "above 0 and up to 1"]),
         ({"fraction": 1.5}, ["1.5", "above 0 and up to 1"]),
@@ -74,21 +82,21 @@ def test_drawing_leaves_the_global_random_state_alone() -> None:
         ({"imbalance": float("inf")}, ["inf", "above 0"]),
         ({"imbalance": 0.001}, ["0.001", "'9'", "122 images"]),
         ({"per_class": 0}, ["0", "from 1 to 116"]),
-        ({"per_class": 117}, ["117", "'8' has 116 train images"]),
-        ({"deic_split": 2}, ["2", "has 2 splits of 50"]),
+        ({"per_class": 117}, ["117", "'8', has 116 training images"]),
+        ({"split": 2}, ["2", "has 2 splits of 50"]),
         ({"image_size": 0}, ["0", "1 or more"]),
     ],
 )
-def test_a_part_out_of_range_is_refused_with_its_value_and_the_range(
-    part: dict[str, float], words: list[str]
+def test_settings_out_of_range_are_refused_with_their_value_and_the_range(
+    settings: dict[str, float], words: list[str]
 ) -> None:
-    with pytest.raises(ValueError, match=next(iter(part)).split("_")[0]) as caught:
-        load_dataset("digits", data_dir=Path("nowhere"), **part)
+    with pytest.raises(ValueError, match=next(iter(settings))) as caught:
+        load_dataset(DataSpec("digits", **settings), Path("nowhere"))
     assert all(word in str(caught.value) for word in words)
     assert "\n" not in str(caught.value)
 
 
-def test_deic_split_is_the_publishers_order_per_class_thirty_then_twenty() -> None:
+def test_a_deic_split_is_thirty_then_twenty_images_per_class_in_file_order() -> None:
     labels = torch.randint(3, (900,), generator=torch.Generator().manual_seed(0))
     train, validation = deic_rows(labels, 2)
     for label in range(3):
@@ -97,7 +105,7 @@ def test_deic_split_is_the_publishers_order_per_class_thirty_then_twenty() -> No
         assert [row for row in validation.tolist() if labels[row] == label] == own[130:150]
 
 
-def test_statistics_equal_numpys() -> None:
+def test_statistics_equal_those_of_numpy() -> None:
     images = torch.randint(256, (40, 3, 8, 8), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     mean, std = measure_statistics(images)
     pixels = images.numpy().astype(np.float64) / 255
@@ -106,11 +114,17 @@ def test_statistics_equal_numpys() -> None:
     assert min(measure_statistics(torch.zeros(4, 1, 8, 8, dtype=torch.uint8))[1]) > 0
 
 
+def test_equal_specs_are_one_key_of_a_dictionary() -> None:
+    first, second = (DataSpec("cifar10", fraction=0.1, split=1) for _ in range(2))
+    assert {first: "loaded"}[second] == "loaded"
+    assert DataSpec("cifar10", fraction=0.1) not in {first: "loaded"}
+
+
 # Digits
 
 
-def test_digits_are_scikit_learns_each_once_with_a_third_held_out() -> None:
-    dataset = load_dataset("digits", data_dir=Path("nowhere"))
+def test_digits_are_those_of_scikit_learn_with_a_third_held_out() -> None:
+    dataset = load_dataset(DataSpec("digits"), Path("nowhere"))
     assert dataset.train.images.shape[1:] == (1, 8, 8)
     assert dataset.train.images.dtype == torch.uint8
     assert int(dataset.class_counts.min()) >= 110
@@ -122,21 +136,22 @@ def test_digits_are_scikit_learns_each_once_with_a_third_held_out() -> None:
     assert pair(np.rint(ours / 255 * 16).astype(int), labels) == pair(theirs.data.astype(int), theirs.target)
 
 
-def test_the_held_out_digits_do_not_depend_on_the_seed() -> None:
-    first, second = (load_dataset("digits", data_dir=Path("nowhere"), fraction=0.5, seed=s) for s in (0, 1))
+def test_held_out_digits_do_not_depend_on_the_seed() -> None:
+    specs = [DataSpec("digits", fraction=0.5, data_seed=seed) for seed in (0, 1)]
+    first, second = (load_dataset(spec, Path("nowhere")) for spec in specs)
     assert torch.equal(first.test.images, second.test.images)
     assert not torch.equal(first.train.images, second.train.images)
     assert first.mean == measure_statistics(first.train.images)[0]
 
 
-def test_a_dataset_moves_to_a_device_whole() -> None:
-    moved = load_dataset("digits", data_dir=Path("nowhere"), per_class=5).to("meta")
+def test_a_dataset_moves_to_a_device_with_all_its_tensors() -> None:
+    moved = load_dataset(DataSpec("digits", per_class=5), Path("nowhere")).to("meta")
     assert {moved.train.images.device.type, moved.test.labels.device.type} == {"meta"}
 
 
 def test_digits_at_another_size_keep_their_mean() -> None:
-    own = load_dataset("digits", data_dir=Path("nowhere"))
-    large = load_dataset("digits", data_dir=Path("nowhere"), image_size=16)
+    own = load_dataset(DataSpec("digits"), Path("nowhere"))
+    large = load_dataset(DataSpec("digits", image_size=16), Path("nowhere"))
     assert large.train.images.shape[1:] == (1, 16, 16)
     assert large.mean == pytest.approx(own.mean, abs=0.02)
 
@@ -145,9 +160,11 @@ def test_digits_at_another_size_keep_their_mean() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "near"), [("cifar1000", "cifar100"), ("ciphar10", "cifar10"), ("digit", "digits")]
+    ("wrong", "similar"), [("cifar1000", "cifar100"), ("ciphar10", "cifar10"), ("digit", "digits")]
 )
-def test_an_unknown_name_gets_the_nearest_and_the_known_ones(wrong: str, near: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"no dataset or folder '{wrong}'.*did you mean {near}") as caught:
-        load_dataset(wrong, data_dir=tmp_path)
+def test_an_unknown_name_suggests_a_similar_one_and_lists_all(
+    wrong: str, similar: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=f"no dataset or folder '{wrong}'.*did you mean {similar}") as caught:
+        load_dataset(DataSpec(wrong), tmp_path)
     assert all(name in str(caught.value) for name in DATASETS)

@@ -1,4 +1,4 @@
-"""The networks: their sizes as published, any image size, weights from the seed alone."""
+"""Networks: published sizes, images of any size, weights determined by the seed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from icmixup.lab.models import MODELS, PaddedShortcut, build_model, stage_names
+from icmixup.lab.models import MODELS, build_model
+from icmixup.lab.models.small import PaddedShortcut
+from icmixup.lab.models.timm import stage_names
 
 OURS = tuple(MODELS)
-# Large ones are tried on the smallest images: the tests are to stay quick.
+# The other networks are only tested on small images, to keep the tests fast.
 LIGHT = ("resnet32", "small-cnn", "resnet18")
 
 
@@ -29,11 +31,11 @@ def num_parameters(model: nn.Module) -> int:
         ("wrn16-8", 10, 10.96),  # Zagoruyko and Komodakis: 11.0 M
     ],
 )
-def test_it_has_as_many_parameters_as_published(name: str, num_classes: int, millions: float) -> None:
+def test_the_number_of_parameters_is_the_published_one(name: str, num_classes: int, millions: float) -> None:
     assert num_parameters(build_model(name, num_classes, seed=0)) / 1e6 == pytest.approx(millions, abs=0.005)
 
 
-def test_small_cnn_is_small() -> None:
+def test_small_cnn_has_fewer_than_200k_parameters() -> None:
     assert num_parameters(build_model("small-cnn", 10, channels=1, seed=0)) < 200_000
 
 
@@ -49,22 +51,22 @@ def test_the_classifier_is_the_only_layer_with_a_conv_or_linear_bias(name: str) 
 @pytest.mark.parametrize("size", [(8, 8), (9, 13), (32, 32)])
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", LIGHT)
-def test_images_of_any_size_give_one_score_a_class(name: str, channels: int, size: tuple[int, int]) -> None:
+def test_images_of_any_size_give_one_score_per_class(name: str, channels: int, size: tuple[int, int]) -> None:
     model = build_model(name, 7, channels=channels, seed=0).eval()
     with torch.inference_mode():
         assert model(torch.randn(2, channels, *size)).shape == (2, 7)
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_loss_reaches_every_parameter(name: str) -> None:
+def test_every_parameter_gets_a_gradient(name: str) -> None:
     model = build_model(name, 3, seed=0)
     nn.functional.cross_entropy(model(torch.randn(4, 3, 8, 8)), torch.tensor([0, 1, 2, 0])).backward()
-    silent = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
-    assert silent == []
+    without = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    assert without == []
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_weights_come_from_the_seed_alone(name: str) -> None:
+def test_weights_depend_on_the_seed_only(name: str) -> None:
     torch.manual_seed(1)
     first = build_model(name, 3, seed=5).state_dict()
     torch.manual_seed(2)
@@ -74,30 +76,30 @@ def test_weights_come_from_the_seed_alone(name: str) -> None:
     assert not any(torch.equal(first[key], other[key]) for key in weights)
 
 
-def test_the_global_random_state_is_left_as_it_was() -> None:
+def test_building_does_not_change_the_global_random_state() -> None:
     before = torch.random.get_rng_state()
     build_model("small-cnn", 3, seed=5)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_all_features_pass_through_each_hidden_place(name: str) -> None:
-    """Mixing images at a hidden place must mix all of them: the scores are then those of the partner."""
+def test_all_features_pass_through_each_hidden_submodule(name: str) -> None:
+    """Replacing the input of a hidden submodule by that of the partner gives the scores of the partner."""
     model = build_model(name, 3, seed=0).eval()
     images = torch.randn(3, 3, 8, 8)
     partner = torch.tensor([2, 0, 1])
     assert len(model.hidden) == 3
     with torch.inference_mode():
         scores = model(images)
-        for place in model.hidden:
-            hook = model.get_submodule(place).register_forward_pre_hook(lambda _, args: (args[0][partner],))
+        for hidden in model.hidden:
+            hook = model.get_submodule(hidden).register_forward_pre_hook(lambda _, args: (args[0][partner],))
             torch.testing.assert_close(model(images), scores[partner])
             hook.remove()
     assert not torch.allclose(scores[partner], scores)
 
 
 @pytest.mark.parametrize(("name", "sides"), [("resnet18", [8, 4, 2, 1]), ("wrn16-8", [8, 4, 2])])
-def test_the_first_stage_keeps_the_size_and_each_other_one_halves_it(name: str, sides: list[int]) -> None:
+def test_the_first_stage_keeps_the_size_and_the_others_halve_it(name: str, sides: list[int]) -> None:
     model = build_model(name, 3, seed=0).eval()
     seen: list[int] = []
     for stage in model.stages:
@@ -116,7 +118,7 @@ def test_padded_shortcut_keeps_the_channels_between_zeros() -> None:
     assert not out[:, 6:].any()
 
 
-def test_small_cnn_learns_the_digits() -> None:
+def test_small_cnn_learns_digits() -> None:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -132,32 +134,35 @@ def test_small_cnn_learns_the_digits() -> None:
     assert right.float().mean() > 0.8
 
 
-def test_unknown_name_offers_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"'resnet43'.*near it: .*resnet34.*ours are resnet18.*small-cnn"):
+def test_an_unknown_name_suggests_similar_ones_and_lists_ours() -> None:
+    with pytest.raises(
+        ValueError, match=r"no model 'resnet43' \(did you mean .*resnet34.*\): use resnet18.*small-cnn"
+    ):
         build_model("resnet43", 3, seed=0)
 
 
-@pytest.mark.skipif(find_spec("timm") is not None, reason="says what to do when timm is not installed")
-def test_without_timm_its_names_say_how_to_install_it() -> None:
+@pytest.mark.skipif(find_spec("timm") is not None, reason="timm is installed")
+def test_without_timm_the_error_says_how_to_install_it() -> None:
     with pytest.raises(ValueError, match=r"'convnext_atto'.*pip install icmixup\[timm\]"):
         build_model("convnext_atto", 3, seed=0)
 
 
 @pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")
-def test_timm_names_build_timm_networks_from_the_seed() -> None:
+def test_timm_networks_are_built_from_the_seed() -> None:
     first, second = (build_model("resnet18.a1_in1k", 3, channels=1, seed=4) for _ in range(2))
     assert first.hidden == ("layer1", "layer2", "layer3", "layer4")
     assert first(torch.randn(2, 1, 64, 64)).shape == (2, 3)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
-def test_stages_of_foreign_networks_are_told_by_name() -> None:
+def test_stages_of_timm_networks_are_found_by_name() -> None:
     first, rest = (nn.Sequential(nn.Identity(), nn.Sequential(nn.Identity())) for _ in range(2))
     named = nn.ModuleDict({"stem": nn.Identity(), "layer1": first, "stages": rest, "head": nn.Identity()})
     assert stage_names(named) == ("layer1", "stages.0", "stages.1")
 
 
 @pytest.mark.parametrize(("num_classes", "channels"), [(1, 3), (0, 3), (10, 0)])
-def test_too_few_classes_or_channels_are_named(num_classes: int, channels: int) -> None:
-    with pytest.raises(ValueError, match=f"num_classes is {num_classes} and channels is {channels}"):
+def test_too_few_classes_or_channels_are_refused(num_classes: int, channels: int) -> None:
+    expected = "channels must be at least 1, got 0" if channels == 0 else f"at least 2, got {num_classes}"
+    with pytest.raises(ValueError, match=expected):
         build_model("small-cnn", num_classes, channels=channels, seed=0)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from icmixup.lab.paper.published import TABLES
-from icmixup.lab.paper.page import results_page
-from icmixup.lab.paper.render import as_json, as_latex, as_markdown, print_table
 from icmixup.lab.paper.fill import FilledTable, fill_table, index_results
-from icmixup.lab.training.recipe import STRONG, Recipe
+from icmixup.lab.paper.page import results_page
+from icmixup.lab.paper.published import TABLES
+from icmixup.lab.paper.render import as_json, as_latex, as_markdown, print_table
 from icmixup.lab.paper.results import MADE, METRICS, Result, Results
+from icmixup.lab.training.recipe import STRONG, Recipe
 
 CELLS = [(table, cell) for table in TABLES.values() for cell in table.cells()]
 PAPER_NAMES = [

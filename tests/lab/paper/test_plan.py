@@ -13,20 +13,20 @@ import pytest
 import torch
 from rich.console import Console
 
-from icmixup.lab.sweep.budget import count_images, work
-from icmixup.lab.paper.spec import PaperTable
-from icmixup.lab.datasets import Dataset, Split, load_dataset
-from icmixup.lab.models import build_model
-from icmixup.lab.paper.published import TABLES, find_table
 from icmixup.lab.cli.paper import PaperFlags, parse_paper, run_missing, run_paper
+from icmixup.lab.datasets import Dataset, DataSpec, Split, load_dataset
+from icmixup.lab.datasets.cifar import LAYOUTS
+from icmixup.lab.models import build_model
+from icmixup.lab.paper.fill import fill_table, index_results
 from icmixup.lab.paper.page import results_page
 from icmixup.lab.paper.plan import choose_cells, past_speed, plan_runs, say_absent
-from icmixup.lab.paper.fill import fill_table, index_results
-from icmixup.lab.sweep.progress import Display, duration
-from icmixup.lab.training.recipe import QUICK, Recipe
+from icmixup.lab.paper.published import TABLES, find_table
 from icmixup.lab.paper.results import METRICS, Result, Results, append_rows, experiment, read_rows
-from icmixup.lab.datasets.cifar import LAYOUTS
+from icmixup.lab.paper.spec import PaperTable
+from icmixup.lab.sweep.budget import count_images, work
+from icmixup.lab.sweep.progress import Display, duration
 from icmixup.lab.training.loop import Beat, train
+from icmixup.lab.training.recipe import QUICK, Recipe
 
 
 def made_result(recipe: Recipe, accuracy: float, **numbers: object) -> Result:
@@ -116,7 +116,8 @@ def test_every_part_of_cifar10_that_a_table_trains_on_is_drawn_as_work_counts_it
     parts = {(r.split, *(getattr(r, name) for name in names)): count_images(r) for r in recipes}
     for (split, *part), images in parts.items():
         fields = dict(zip(names, part, strict=True))
-        data = load_dataset("cifar10-notwins", data_dir=tmp_path, deic_split=split, download=False, **fields)
+        spec = DataSpec("cifar10-notwins", split=split, **fields)
+        data = load_dataset(spec, tmp_path, download=False)
         expected = images if fields["per_class"] else images / 10
         assert len(data.train) == pytest.approx(expected, abs=CLASSES)  # counts are rounded down by class
         assert len(data.test) == 998

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from icmixup.lab.paper.page import results_page
-from icmixup.lab.training.recipe import STRONG, Recipe
 from icmixup.lab.paper.results import (
     COLUMNS,
     FIELDS,
@@ -24,6 +23,7 @@ from icmixup.lab.paper.results import (
     read_rows,
 )
 from icmixup.lab.training.loop import train
+from icmixup.lab.training.recipe import STRONG, Recipe
 
 ROOT = Path(__file__).parents[3]
 TENTH = Recipe(fraction=0.1)

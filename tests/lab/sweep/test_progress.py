@@ -11,10 +11,12 @@ from rich.console import Console
 
 from icmixup.lab.sweep import progress
 from icmixup.lab.sweep.progress import Display, duration
-from icmixup.lab.training.recipe import QUICK, Recipe
 from icmixup.lab.training.loop import RunProgress
+from icmixup.lab.training.recipe import QUICK, Recipe
 
-PROGRESS = RunProgress(epoch=15.0, epochs=60, loss=1.2345, accuracy=81.26, images_per_second=12345.6, seconds_left=75.0)
+PROGRESS = RunProgress(
+    epoch=15.0, epochs=60, loss=1.2345, accuracy=81.26, images_per_second=12345.6, seconds_left=75.0
+)
 
 
 def console(terminal: bool) -> tuple[Console, io.StringIO]:
@@ -93,7 +95,9 @@ def test_the_time_left_counts_no_run_that_was_finished_before(monkeypatch: pytes
     display = Display(RUNS, console(terminal=True)[0], finished=RUNS[2:])
     display.finish(row_of(RUNS[2], 70.0, 0.25))
     clock[0] += 10
-    display.update(RUNS[0], PROGRESS._replace(epoch=1.0))  # a sixtieth of a run in 10 s; 119 sixtieths are left
+    display.update(
+        RUNS[0], PROGRESS._replace(epoch=1.0)
+    )  # a sixtieth of a run in 10 s; 119 sixtieths are left
     assert display.left() == "about 19:50 left"
 
 

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from icmixup.lab import sweep
 from icmixup.lab.sweep import local as workers
 from icmixup.lab.sweep import ray as engine
-from icmixup.lab import sweep
 from icmixup.lab.sweep import run_recipes
-from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.recipe import QUICK, Recipe
 from icmixup.lab.sweep.local import run_in_threads
+from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import RunProgress, train
+from icmixup.lab.training.recipe import QUICK, Recipe
 
 TINY = dataclasses.replace(QUICK, dataset="digits", per_class=12, epochs=3, batch_size=40, eval_every=2)
 SWEEP = [
@@ -92,7 +92,13 @@ def test_rows_are_those_of_train_and_a_run_that_diverges_is_reported(
     reported: dict[Recipe, list[float]] = defaultdict(list)
     failures: dict[Recipe, str] = {}
     rows: list[Row] = []
-    found = run_recipes([DIVERGES, *SWEEP], Execution(out=tmp_path, data_dir=tmp_path, workers=number), on_row=rows.append, on_progress=lambda recipe, progress: reported[recipe].append(progress.epoch), on_failure=failures.__setitem__)
+    found = run_recipes(
+        [DIVERGES, *SWEEP],
+        Execution(out=tmp_path, data_dir=tmp_path, workers=number),
+        on_row=rows.append,
+        on_progress=lambda recipe, progress: reported[recipe].append(progress.epoch),
+        on_failure=failures.__setitem__,
+    )
     assert numbers(found) == alone
     assert sorted(row["key"] for row in rows) == sorted(row["key"] for row in found)
     assert [reported[recipe][-1] for recipe in SWEEP] == [3, 3, 3]
@@ -114,13 +120,18 @@ def test_threads_of_one_process_come_to_the_same_rows(alone: list[Row], tmp_path
     assert list(failures) == [DIVERGES]
 
 
-def test_an_error_in_a_thread_is_raised_here_and_ends_the_others_at_their_next_progress_report(tmp_path: Path) -> None:
+def test_an_error_in_a_thread_is_raised_here_and_ends_the_others_at_their_next_progress_report(
+    tmp_path: Path,
+) -> None:
     missing = dataclasses.replace(SWEEP[0], dataset="no/such/folder")
     endless = longer(SWEEP, 10_000)
     report = workers.Collector({}, None, None, lambda *_: None)
     with time_limit(60), pytest.raises(ValueError, match="no dataset or folder 'no/such/folder'"):
         run_in_threads(
-            [endless[0], missing, *endless[1:]], Execution(out=tmp_path, data_dir=tmp_path, device="cpu"), 2, report
+            [endless[0], missing, *endless[1:]],
+            Execution(out=tmp_path, data_dir=tmp_path, device="cpu"),
+            2,
+            report,
         )
     assert threading.active_count() == 1
     assert report.rows == {}
@@ -142,7 +153,9 @@ def test_an_interrupt_ends_the_threads_too_and_nothing_is_lost(tmp_path: Path) -
         run_in_threads(recipes, execution, 2, workers.Collector({}, None, interrupt, lambda *_: None))
     assert threading.active_count() == 1
     after: dict[Recipe, list[float]] = defaultdict(list)
-    found = workers.Collector({}, None, lambda run, progress: after[run].append(progress.epoch), lambda *_: None)
+    found = workers.Collector(
+        {}, None, lambda run, progress: after[run].append(progress.epoch), lambda *_: None
+    )
     run_in_threads(recipes, execution, 2, found)
     assert all(after[recipe][0] > latest[recipe] for recipe in recipes)
     assert numbers([found.rows[recipe] for recipe in recipes]) == expected
@@ -155,7 +168,9 @@ def kill_workers(most: int | None = None) -> int:
     return len(processes)
 
 
-def test_the_run_of_a_killed_process_resumes_from_its_checkpoint_with_the_same_numbers(tmp_path: Path) -> None:
+def test_the_run_of_a_killed_process_resumes_from_its_checkpoint_with_the_same_numbers(
+    tmp_path: Path,
+) -> None:
     recipes = longer(SWEEP[:2], 12)
     expected = run_alone(recipes, tmp_path / "alone")
     latest: dict[Recipe, float] = {}
@@ -170,7 +185,11 @@ def test_the_run_of_a_killed_process_resumes_from_its_checkpoint_with_the_same_n
             killed = kill_workers(most=1)
 
     with time_limit(180):
-        rows = run_recipes(recipes, Execution(out=tmp_path, data_dir=tmp_path, checkpoint_seconds=0, workers=2), on_progress=kill_once)
+        rows = run_recipes(
+            recipes,
+            Execution(out=tmp_path, data_dir=tmp_path, checkpoint_seconds=0, workers=2),
+            on_progress=kill_once,
+        )
     assert killed == 1
     assert numbers(rows) == expected
     assert min(after) >= 3  # not from the start
@@ -189,7 +208,9 @@ def test_a_run_that_loses_every_process_is_given_up_and_the_others_finish(
 
     report = workers.Collector({}, None, kill_doomed, failures.__setitem__)
     with time_limit(180):
-        workers.run_in_processes([doomed, SWEEP[0]], Execution(out=tmp_path, data_dir=tmp_path, device="cpu"), 1, report)
+        workers.run_in_processes(
+            [doomed, SWEEP[0]], Execution(out=tmp_path, data_dir=tmp_path, device="cpu"), 1, report
+        )
     assert numbers(list(report.rows.values())) == alone[:1]
     assert list(failures) == [doomed]
     assert "died 2 times, the last time with signal SIGKILL" in failures[doomed]
@@ -207,7 +228,11 @@ def test_finished_runs_are_not_trained_again_and_equal_recipes_are_one_run(tmp_p
     def hear(recipe: Recipe, _: RunProgress) -> None:
         heard.append(recipe)
 
-    rows = run_recipes([SWEEP[0], SWEEP[1], SWEEP[1]], Execution(out=tmp_path, data_dir=tmp_path, workers=1), on_progress=hear)
+    rows = run_recipes(
+        [SWEEP[0], SWEEP[1], SWEEP[1]],
+        Execution(out=tmp_path, data_dir=tmp_path, workers=1),
+        on_progress=hear,
+    )
     assert rows == [*first, rows[1], rows[1]]
     assert set(heard) == {SWEEP[1]}
 
@@ -247,7 +272,9 @@ def test_the_number_of_concurrent_runs_depends_on_all_runs_not_on_the_remaining_
     run_recipes(SWEEP[:1], Execution(out=tmp_path, data_dir=tmp_path, workers=1))
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(sweep, "count_workers", lambda runs, *_: runs)
-    monkeypatch.setattr(sweep, "run_locally", lambda todo, _, number, *rest: asked.append((len(todo), number)))
+    monkeypatch.setattr(
+        sweep, "run_locally", lambda todo, _, number, *rest: asked.append((len(todo), number))
+    )
     run_recipes(SWEEP, Execution(out=tmp_path, data_dir=tmp_path))
     assert asked == [(2, 3)]
 
@@ -309,7 +336,12 @@ def sweep_with_a_fault(recipes: list[Recipe], root: Path, answer: Connection) ->
             under_way.update(busy)
             cluster.remove_node(second, allow_graceful=False)
 
-    rows = run_recipes(recipes, Execution(out=root, data_dir=root, checkpoint_seconds=0, engine="ray", address=cluster.address), on_progress=kill_once, on_failure=lambda recipe, _: failures.append(recipe))
+    rows = run_recipes(
+        recipes,
+        Execution(out=root, data_dir=root, checkpoint_seconds=0, engine="ray", address=cluster.address),
+        on_progress=kill_once,
+        on_failure=lambda recipe, _: failures.append(recipe),
+    )
     answer.send(Fault(rows, failures, len(under_way), epochs_after))
     cluster.shutdown()
 

@@ -14,11 +14,11 @@ from icmixup.distributed import Ranks, _GatherRows
 from icmixup.lab.datasets import Dataset, Split
 from icmixup.lab.sweep.ray import run_recipes
 from icmixup.lab.training.execution import Execution
+from icmixup.lab.training.loop import Session
 from icmixup.lab.training.ranks import wrap_for_ranks
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Run
 from icmixup.lab.training.step import make_learner
-from icmixup.lab.training.loop import Session
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 C = 5
@@ -76,7 +76,9 @@ def test_three_runs_at_once_on_one_gpu_come_to_what_each_comes_to_alone(compiled
     )
     recipes = [replace(common, method=name, seed=k) for k in (0, 1) for name in ("erm", "ic-mixup")]
     alone, beside = (
-        run_recipes(recipes, Execution(out=tmp_path / str(number), data_dir=tmp_path, device="cuda", workers=number))
+        run_recipes(
+            recipes, Execution(out=tmp_path / str(number), data_dir=tmp_path, device="cuda", workers=number)
+        )
         for number in (1, 3)
     )
     for one, other in zip(alone, beside, strict=True):

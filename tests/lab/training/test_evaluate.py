@@ -1,4 +1,4 @@
-"""The metrics against loops, and the scores of a split."""
+"""Metrics compared with loops, and the scores of a split."""
 
 from __future__ import annotations
 
@@ -8,26 +8,31 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from icmixup.lab.training import evaluate as evaluation
+from icmixup.calibration import fit_temperature, negative_log_likelihood
 from icmixup.lab.augment import normalise
 from icmixup.lab.datasets import Split
-from icmixup.lab.training.evaluate import calibration_error, cross_scaled, evaluate, two_folds
 from icmixup.lab.models import build_model
-from icmixup.calibration import fit_temperature, negative_log_likelihood
+from icmixup.lab.training.evaluate import (
+    calibration_error,
+    cross_fit_temperature,
+    evaluate,
+    split_scores,
+    two_folds,
+)
 
 N, C = 400, 6
 COUNTS = torch.tensor([101, 100, 20, 19, 500, 0])
 
 
-def scored(seed: int = 0, n: int = N, c: int = C, sharpness: float = 3.0) -> tuple[Tensor, Tensor]:
-    """Scores that are right for about half of the images, and too sure."""
+def random_scores(seed: int = 0, n: int = N, c: int = C, sharpness: float = 3.0) -> tuple[Tensor, Tensor]:
+    """Overconfident scores that are right for about half of the images."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(c, (n,), generator=generator)
     signal = 1.5 * nn.functional.one_hot(labels, c)
     return sharpness * (signal + torch.randn(n, c, generator=generator)), labels
 
 
-def looped_calibration_error(scores: Tensor, labels: Tensor) -> float:
+def loop_calibration_error(scores: Tensor, labels: Tensor) -> float:
     probabilities = scores.double().softmax(dim=1)
     bins: list[list[tuple[float, float]]] = [[] for _ in range(15)]
     for row, label in zip(probabilities, labels, strict=True):
@@ -37,8 +42,8 @@ def looped_calibration_error(scores: Tensor, labels: Tensor) -> float:
     return 100 * sum(gaps) / len(labels)
 
 
-def looped_class_accuracy(scores: Tensor, labels: Tensor, classes: list[int]) -> float:
-    """Mean over classes of the percentage that is right."""
+def loop_class_accuracy(scores: Tensor, labels: Tensor, classes: list[int]) -> float:
+    """Mean over classes of the accuracy in percent."""
     shares = []
     for c in classes:
         rows = [i for i, label in enumerate(labels.tolist()) if label == c]
@@ -46,65 +51,65 @@ def looped_class_accuracy(scores: Tensor, labels: Tensor, classes: list[int]) ->
     return 100 * sum(shares) / len(shares)
 
 
-def test_accuracies_are_those_of_a_loop() -> None:
-    scores, labels = scored()
+def test_accuracies_equal_those_of_a_loop() -> None:
+    scores, labels = random_scores()
     metrics = evaluate(scores, labels, COUNTS)
     right = sum(row.argmax().item() == label for row, label in zip(scores, labels.tolist(), strict=True))
     assert metrics["accuracy"] == pytest.approx(100 * right / N)
     assert metrics["class_accuracies"] == pytest.approx(
-        [looped_class_accuracy(scores, labels, [c]) for c in range(C)]
+        [loop_class_accuracy(scores, labels, [c]) for c in range(C)]
     )
 
 
-def test_many_medium_and_few_part_at_100_and_20() -> None:
-    scores, labels = scored()
+def test_many_medium_and_few_are_separated_at_100_and_20_images() -> None:
+    scores, labels = random_scores()
     metrics = evaluate(scores, labels, COUNTS)
-    assert metrics["many"] == pytest.approx(looped_class_accuracy(scores, labels, [0, 4]))
-    assert metrics["medium"] == pytest.approx(looped_class_accuracy(scores, labels, [1, 2]))
-    assert metrics["few"] == pytest.approx(looped_class_accuracy(scores, labels, [3, 5]))
+    assert metrics["many"] == pytest.approx(loop_class_accuracy(scores, labels, [0, 4]))
+    assert metrics["medium"] == pytest.approx(loop_class_accuracy(scores, labels, [1, 2]))
+    assert metrics["few"] == pytest.approx(loop_class_accuracy(scores, labels, [3, 5]))
 
 
 def test_a_group_without_classes_is_none() -> None:
-    metrics = evaluate(*scored(), torch.full((C,), 50))
+    metrics = evaluate(*random_scores(), torch.full((C,), 50))
     assert metrics["many"] is None
     assert metrics["few"] is None
     assert metrics["medium"] is not None
 
 
 @pytest.mark.parametrize("sharpness", [0.1, 1.0, 3.0, 100.0])
-def test_calibration_error_is_that_of_a_loop(sharpness: float) -> None:
-    scores, labels = scored(sharpness=sharpness)
+def test_calibration_error_equals_that_of_a_loop(sharpness: float) -> None:
+    scores, labels = random_scores(sharpness=sharpness)
     assert calibration_error(scores, labels) == pytest.approx(
-        looped_calibration_error(scores, labels), rel=1e-4
+        loop_calibration_error(scores, labels), rel=1e-4
     )
 
 
 def test_certain_and_nearly_certain_images_share_the_last_bin() -> None:
-    # Surely 1 yet at times wrong, and 0.99 yet always right: apart the two gaps add, in one bin they cancel.
+    # Confidence 1 but sometimes wrong, and 0.99 but always right: the gaps cancel only if they share a bin.
     scores = torch.tensor([[200.0, 0.0]] * 5 + [[4.6, 0.0]] * 5)
     labels = torch.tensor([0, 0, 0, 0, 1] + [0] * 5)
     assert calibration_error(scores, labels) == pytest.approx(
-        looped_calibration_error(scores, labels), rel=1e-4
+        loop_calibration_error(scores, labels), rel=1e-4
     )
 
 
-def test_folds_part_each_class_in_two_by_turns() -> None:
+def test_images_of_a_class_alternate_between_the_folds() -> None:
     labels = torch.randint(7, (201,), generator=torch.Generator().manual_seed(0))
     second = two_folds(labels)
     assert abs(int(second.sum()) - int((~second).sum())) <= 1
     for c in range(7):
-        turns = second[labels == c].int()
-        assert bool((turns.diff().abs() == 1).all())
+        folds = second[labels == c].int()
+        assert bool((folds.diff().abs() == 1).all())
 
 
-def test_one_image_a_class_still_fills_both_folds() -> None:
+def test_one_image_per_class_still_fills_both_folds() -> None:
     assert two_folds(torch.tensor([3, 1, 0, 2])).tolist() == [True, True, False, False]
 
 
 def test_each_half_is_scaled_by_the_temperature_of_the_other() -> None:
-    scores, labels = scored()
+    scores, labels = random_scores()
     second = two_folds(labels)
-    scaled, temperature = cross_scaled(scores, labels)
+    scaled, temperature = cross_fit_temperature(scores, labels)
     of_first, of_second = (fit_temperature(scores[fold], labels[fold]) for fold in (~second, second))
     assert of_first != of_second
     torch.testing.assert_close(scaled[second], scores[second] / of_first)
@@ -112,47 +117,47 @@ def test_each_half_is_scaled_by_the_temperature_of_the_other() -> None:
     assert temperature == pytest.approx((of_first + of_second) / 2)
 
 
-def test_an_image_has_no_say_in_its_own_temperature() -> None:
-    scores, labels = scored()
+def test_the_temperature_of_an_image_does_not_depend_on_its_own_fold() -> None:
+    scores, labels = random_scores()
     second = two_folds(labels)
     disturbed = scores.clone()
     disturbed[second] = -disturbed[second]
-    before, after = cross_scaled(scores, labels)[0], cross_scaled(disturbed, labels)[0]
+    before, after = cross_fit_temperature(scores, labels)[0], cross_fit_temperature(disturbed, labels)[0]
     torch.testing.assert_close(after[second], -before[second])
 
 
-def test_scaling_keeps_predictions_and_mends_scores_that_are_too_sure() -> None:
-    scores, labels = scored(n=2000)
+def test_scaling_keeps_predictions_and_calibrates_overconfident_scores() -> None:
+    scores, labels = random_scores(n=2000)
     metrics = evaluate(scores, labels, COUNTS)
-    scaled, _ = cross_scaled(scores, labels)
+    scaled, _ = cross_fit_temperature(scores, labels)
     assert torch.equal(scaled.argmax(dim=1), scores.argmax(dim=1))
     assert metrics["nll"] == pytest.approx(negative_log_likelihood(scores, labels))
     assert metrics["nll_scaled"] == pytest.approx(negative_log_likelihood(scaled, labels))
     assert metrics["calibration_error_scaled"] == pytest.approx(
-        looped_calibration_error(scaled, labels), rel=1e-4
+        loop_calibration_error(scaled, labels), rel=1e-4
     )
     # Signal 1.5 in unit noise: the true log-odds are 1.5 times the differences of scores at sharpness 1.
     assert metrics["fitted_temperature"] == pytest.approx(3.0 / 1.5, rel=0.1)
     assert metrics["calibration_error_scaled"] < 5 < metrics["calibration_error"]
 
 
-def test_classes_absent_from_the_test_set_are_none_and_count_in_no_group() -> None:
-    scores, labels = scored()
+def test_classes_without_test_images_are_none_and_in_no_group() -> None:
+    scores, labels = random_scores()
     labels = labels.clamp(min=3)
     metrics = evaluate(scores, labels, COUNTS)
     assert metrics["class_accuracies"][:3] == [None, None, None]
     assert metrics["medium"] is None
-    assert metrics["many"] == pytest.approx(looped_class_accuracy(scores, labels, [4]))
+    assert metrics["many"] == pytest.approx(loop_class_accuracy(scores, labels, [4]))
 
 
-def test_two_classes_and_two_images_are_enough() -> None:
+def test_two_classes_and_two_images_are_accepted() -> None:
     metrics = evaluate(torch.tensor([[2.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1]), torch.tensor([1, 1]))
     assert metrics["class_accuracies"] == [100.0, 0.0]
     assert metrics["accuracy"] == 50.0
 
 
 def test_metrics_can_be_written_as_strict_json() -> None:
-    scores, labels = scored()
+    scores, labels = random_scores()
     metrics = evaluate(scores, labels.clamp(min=3), COUNTS)
     assert json.loads(json.dumps(metrics, allow_nan=False)) == metrics
 
@@ -166,13 +171,13 @@ def test_metrics_can_be_written_as_strict_json() -> None:
             torch.zeros(4, 2),
             torch.tensor([0, 1, 0, 1]),
             torch.ones(3),
-            r"2 classes and class_counts are \(3,\)",
+            r"class_counts must be \(2,\).*got \(3,\)",
         ),
-        (torch.zeros(1, 2), torch.tensor([0]), torch.ones(2), "one image"),
-        (torch.zeros(4, 1), torch.tensor([0, 0, 0, 0]), torch.ones(1), "two or more"),
+        (torch.zeros(1, 2), torch.tensor([0]), torch.ones(2), "at least 2 images, got 1"),
+        (torch.zeros(4, 1), torch.tensor([0, 0, 0, 0]), torch.ones(1), r"at least 2 classes, got \(4, 1\)"),
     ],
 )
-def test_bad_input_is_named(scores: Tensor, labels: Tensor, counts: Tensor, words: str) -> None:
+def test_invalid_input_is_refused(scores: Tensor, labels: Tensor, counts: Tensor, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         evaluate(scores, labels, counts)
 
@@ -180,16 +185,16 @@ def test_bad_input_is_named(scores: Tensor, labels: Tensor, counts: Tensor, word
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.25)
 
 
-def made_split(n: int = 25) -> Split:
+def random_split(n: int = 25) -> Split:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(256, (n, 3, 8, 8), generator=generator, dtype=torch.uint8)
     return Split(images=images, labels=torch.zeros(n, dtype=torch.int64))
 
 
-def test_scores_of_a_split_are_those_of_one_forward_in_evaluation_mode() -> None:
-    model, split = build_model("small-cnn", 4, seed=0), made_split()
+def test_scores_of_a_split_equal_those_of_one_forward_in_evaluation_mode() -> None:
+    model, split = build_model("small-cnn", 4, seed=0), random_split()
     model(torch.randn(8, 3, 8, 8))  # moves the running statistics away from 0 and 1
-    scores = evaluation.split_scores(model, split, MEAN, STD, batch_size=10, autocast_dtype=None)
+    scores = split_scores(model, split, MEAN, STD, batch_size=10, autocast_dtype=None)
     model.eval()
     expected = model(normalise(split.images, torch.tensor(MEAN), torch.tensor(STD)))
     torch.testing.assert_close(scores, expected)
@@ -198,27 +203,27 @@ def test_scores_of_a_split_are_those_of_one_forward_in_evaluation_mode() -> None
 
 def test_scoring_changes_neither_modes_nor_statistics() -> None:
     model = build_model("small-cnn", 4, seed=0)
-    model.stem.eval()  # a part the user has frozen
+    model.stem.eval()  # frozen by the user
     modes = [m.training for m in model.modules()]
     state = {key: value.clone() for key, value in model.state_dict().items()}
-    evaluation.split_scores(model, made_split(), MEAN, STD, autocast_dtype=None)
+    split_scores(model, random_split(), MEAN, STD, autocast_dtype=None)
     assert [m.training for m in model.modules()] == modes
     assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
 
 
-def test_modes_are_put_back_when_the_model_raises() -> None:
+def test_modes_are_restored_when_the_model_raises() -> None:
     model = build_model("small-cnn", 4, channels=1, seed=0)
     with pytest.raises(RuntimeError):
-        evaluation.split_scores(model, made_split(), MEAN, STD, autocast_dtype=None)
+        split_scores(model, random_split(), MEAN, STD, autocast_dtype=None)
     assert all(m.training for m in model.modules())
 
 
-def test_autocast_scores_are_near_and_come_back_as_float32() -> None:
-    model, split = build_model("small-cnn", 4, seed=0), made_split()
-    exact, rough = (
-        evaluation.split_scores(model, split, torch.tensor(MEAN), torch.tensor(STD), autocast_dtype=dtype)
+def test_autocast_scores_are_close_and_returned_as_float32() -> None:
+    model, split = build_model("small-cnn", 4, seed=0), random_split()
+    exact, autocast = (
+        split_scores(model, split, torch.tensor(MEAN), torch.tensor(STD), autocast_dtype=dtype)
         for dtype in (None, torch.bfloat16)
     )
-    assert rough.dtype == torch.float32
-    torch.testing.assert_close(rough, exact, rtol=0.1, atol=0.05)
-    assert not torch.equal(rough, exact)
+    assert autocast.dtype == torch.float32
+    torch.testing.assert_close(autocast, exact, rtol=0.1, atol=0.05)
+    assert not torch.equal(autocast, exact)

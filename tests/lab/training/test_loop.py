@@ -16,14 +16,13 @@ from PIL import Image
 from torch import Tensor
 
 from icmixup import METHODS
-from icmixup.lab.datasets import Dataset, load_dataset
+from icmixup.lab.datasets import Dataset, DataSpec, load_dataset
 from icmixup.lab.training.execution import Execution
+from icmixup.lab.training.loop import Diverged, RunProgress, Session, train
 from icmixup.lab.training.ranks import wrap_for_ranks
-from icmixup.lab.training.recipe import Recipe
+from icmixup.lab.training.recipe import Recipe, learning_rate
 from icmixup.lab.training.run_folder import Run, open_run
-from icmixup.lab.training.recipe import learning_rate
 from icmixup.lab.training.step import make_learner, make_step
-from icmixup.lab.training.loop import RunProgress, Diverged, Session, train
 
 CPU = torch.device("cpu")
 TINY = Recipe(
@@ -50,7 +49,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def digits() -> Dataset:
-    return load_dataset("digits", data_dir=Path("none"), per_class=TINY.per_class)
+    return load_dataset(DataSpec("digits", per_class=TINY.per_class), Path("none"))
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
             for n in range(number):
                 pixels = draw.integers(80 * label, 80 * label + 90, (16, 16, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(root / part / f"class{label}" / f"{n}.png")
-    return load_dataset(str(root), data_dir=Path("none"))
+    return load_dataset(DataSpec(str(root)), Path("none"))
 
 
 def start(root: Path, data: Dataset, recipe: Recipe) -> Session:
@@ -268,7 +267,11 @@ def test_mixup_that_never_mixes_is_erm(digits: Dataset, tmp_path: Path) -> None:
 def test_mixing_stops_after_its_epoch_and_not_before(digits: Dataset, tmp_path: Path) -> None:
     mixup = dataclasses.replace(TINY, method="mixup")
     with pytest.raises(KeyboardInterrupt):
-        train(mixup, Execution(out=tmp_path, data_dir=tmp_path, dataset=digits, checkpoint_seconds=0), stop_at(2))
+        train(
+            mixup,
+            Execution(out=tmp_path, data_dir=tmp_path, dataset=digits, checkpoint_seconds=0),
+            stop_at(2),
+        )
     after_one, _ = Run(tmp_path / mixup.name, mixup).load(CPU)
     assert after_one is not None
     assert after_one["epochs_done"] == 1
@@ -377,7 +380,10 @@ def test_a_finished_run_is_not_trained_again(digits: Dataset, tmp_path: Path) ->
 
 
 def test_tensorboard_has_the_numbers_of_the_log(digits: Dataset, tmp_path: Path) -> None:
-    train(TINY, Execution(out=tmp_path, data_dir=tmp_path, dataset=digits, device="cpu", trackers=("tensorboard",)))
+    train(
+        TINY,
+        Execution(out=tmp_path, data_dir=tmp_path, dataset=digits, device="cpu", trackers=("tensorboard",)),
+    )
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     board = EventAccumulator(str(tmp_path / TINY.name / "tensorboard"))

@@ -23,10 +23,10 @@ from torch import multiprocessing as mp
 from icmixup import METHODS
 from icmixup.lab.cli import main
 from icmixup.lab.training.execution import Execution
+from icmixup.lab.training.loop import Diverged, load_recipe_data, train
 from icmixup.lab.training.ranks import join_ranks
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Run
-from icmixup.lab.training.loop import Diverged, load_recipe_data, train
 
 CPU = torch.device("cpu")
 # 210 images in batches of 63 and 21, so that one rank has 32 and 11 of them, the other 31 and 10.

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from icmixup.lab.training.execution import Execution
+from icmixup.lab.training.loop import train
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Run
-from icmixup.lab.training.loop import train
 
 RECIPE = Recipe(
     dataset="digits",

@@ -19,7 +19,14 @@ import torch
 
 from icmixup.lab.training import run_folder as runs
 from icmixup.lab.training.recipe import Recipe
-from icmixup.lab.training.run_folder import Run, open_run, provenance, read_checkpoint, read_commit, write_atomically
+from icmixup.lab.training.run_folder import (
+    Run,
+    open_run,
+    provenance,
+    read_checkpoint,
+    read_commit,
+    write_atomically,
+)
 
 RECIPE = Recipe(dataset="digits", model="small-cnn", epochs=4)
 CPU = torch.device("cpu")

@@ -28,12 +28,12 @@ from torch import Tensor, nn
 
 from icmixup.lab.augment import normalise
 from icmixup.lab.datasets import Dataset, Split
-from icmixup.lab.training.evaluate import evaluation_mode
 from icmixup.lab.models import build_model
+from icmixup.lab.sweep.local import remember_data
+from icmixup.lab.training.evaluate import evaluation_mode
 from icmixup.lab.training.recipe import Recipe, read_recipe
 from icmixup.lab.training.run_folder import Run, write_atomically
 from icmixup.lab.training.step import autocast_dtype, place
-from icmixup.lab.sweep.local import remember_data
 
 LAMS = tuple(step / 10 for step in range(11))
 Row = dict[str, Any]

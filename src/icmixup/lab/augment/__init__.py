@@ -1,32 +1,18 @@
-"""Crop, flip and rotation of a whole set of images on its device, and their normalisation.
-
-N images of (channels, H, W) bytes. All three moves only say from which pixel each pixel comes, so they are
-composed as coordinates and the images are gathered once. The result equals, bit for bit, a crop, a flip and
-Pillow's `rotate(angle, NEAREST)` one after another.
-"""
+"""Augmentation and normalisation of whole batches of images on their device."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from icmixup.lab.augment.affine import affine_pixels, gather_pixels, inside, rotation_matrix
-from icmixup.lab.augment.trivial import Changes, change, draw_changes
+from icmixup.lab.augment.geometry import Geometry, apply_geometry, draw_geometry
+from icmixup.lab.augment.trivial import DrawnOperations, apply_operations, draw_operations
+
+__all__ = ["augment", "normalise", "normaliser"]
 
 PADDING_MODES = ("zeros", "reflect")
-# Pixels of one channel at once: on a CPU their coordinates should fit its cache, on a GPU take a few 100 MB.
+# Pixels of one channel per block: their coordinates should fit the cache of a CPU, or a few 100 MB of a GPU.
 BLOCK_PIXELS = {"cpu": 1 << 18, "cuda": 1 << 23}
-
-
-class Moves(NamedTuple):
-    """Where each image goes: all (N,)."""
-
-    down: Tensor  # rows of the padded image above the crop, int64
-    right: Tensor  # columns of the padded image left of the crop, int64
-    flipped: Tensor  # bool
-    angle: Tensor  # degrees, counter-clockwise, float64
 
 
 def augment(
@@ -39,84 +25,72 @@ def augment(
     trivial: bool = False,
     generator: torch.Generator,
 ) -> Tensor:
-    """Move each image at random: crop from its padding, flip, rotation; then one change if `trivial`.
+    """Randomly crop, flip and rotate each image; with `trivial`, also apply one random operation to it.
 
     Args:
         images: (N, channels, H, W) uint8.
-        padding: pixels on each side before an H x W crop, at every place alike.
+        padding: pixels added on each side before a uniformly random H x W crop.
         padding_mode: "zeros" or "reflect" (the edge pixel is not repeated).
-        flip: mirror left and right every second time.
-        rotation: degrees; the angle is uniform within +- rotation, about the centre; nearest, black fill.
+        flip: mirror left and right with probability 1/2.
+        rotation: degrees; the angle is uniform within +- rotation, about the centre. Pixels are the nearest
+            ones, and black outside the image.
         trivial: apply one random operation of random strength to each image (`icmixup.lab.augment.trivial`).
         generator: on any device; the same state gives the same images.
 
     Returns:
         (N, channels, H, W) uint8, new memory.
     """
-    _check(images, padding, padding_mode, rotation)
-    moves = draw_moves(len(images), padding=padding, flip=flip, rotation=rotation, generator=generator)
-    moves = Moves(*(part.to(images.device) for part in moves))
-    changes = (
-        Changes(*(p.to(images.device) for p in draw_changes(len(images), generator))) if trivial else None
-    )
-    return _in_blocks(images, moves, changes, padding, padding_mode)
+    check_settings(images, padding, padding_mode, rotation)
+    geometry = draw_geometry(len(images), padding=padding, flip=flip, rotation=rotation, generator=generator)
+    geometry = Geometry(*(part.to(images.device) for part in geometry))
+    operations = None
+    if trivial:
+        drawn = draw_operations(len(images), generator)
+        operations = DrawnOperations(*(part.to(images.device) for part in drawn))
+    return _augment_blocks(images, geometry, operations, padding, padding_mode)
 
 
-def _check(images: Tensor, padding: int, padding_mode: str, rotation: float) -> None:
+def check_settings(images: Tensor, padding: int, padding_mode: str, rotation: float) -> None:
+    """Raise an error for images or settings that `augment` does not support."""
     if images.dtype != torch.uint8 or images.ndim != 4:
-        raise ValueError(f"images are {tuple(images.shape)} {images.dtype}; give (N, channels, H, W) uint8")
+        raise ValueError(
+            f"images must be (N, channels, H, W) uint8, got {tuple(images.shape)} {images.dtype}"
+        )
     if padding_mode not in PADDING_MODES:
-        raise ValueError(f"no padding_mode {padding_mode!r}; give {' or '.join(PADDING_MODES)}")
+        raise ValueError(f"padding_mode must be {' or '.join(PADDING_MODES)}, got {padding_mode!r}")
     side = min(images.shape[2:])
-    if padding < 0 or (padding_mode == "reflect" and padding >= side):
-        raise ValueError(f"padding is {padding} for images of {side} pixels; give 0 to {side - 1}")
+    if padding < 0:
+        raise ValueError(f"padding must be at least 0, got {padding}")
+    if padding_mode == "reflect" and padding >= side:
+        raise ValueError(
+            f"padding must be at most {side - 1} to reflect images of {side} pixels, got {padding}"
+        )
     if not 0 <= rotation <= 180:
-        raise ValueError(f"rotation is {rotation}; give the largest angle in degrees, 0 to 180")
+        raise ValueError(f"rotation must be from 0 to 180 degrees, got {rotation}")
 
 
-def draw_moves(count: int, *, padding: int, flip: bool, rotation: float, generator: torch.Generator) -> Moves:
-    """Moves for `count` images; all draws are made always, so that no setting shifts another's draws."""
-    device = generator.device
-    offsets = torch.randint(2 * padding + 1, (2, count), generator=generator, device=device)
-    flipped = torch.rand(count, generator=generator, device=device) < 0.5
-    turn = torch.rand(count, generator=generator, device=device, dtype=torch.float64)
-    return Moves(offsets[0], offsets[1], flipped & flip, (2 * turn - 1) * rotation)
-
-
-def _in_blocks(
-    images: Tensor, moves: Moves, changes: Changes | None, padding: int, padding_mode: str
+def _augment_blocks(
+    images: Tensor, geometry: Geometry, operations: DrawnOperations | None, padding: int, padding_mode: str
 ) -> Tensor:
-    moved = torch.empty_like(images, memory_format=torch.contiguous_format)
+    augmented = torch.empty_like(images, memory_format=torch.contiguous_format)
     step = max(1, BLOCK_PIXELS.get(images.device.type, 1 << 23) // (images.shape[2] * images.shape[3]))
     for start in range(0, len(images), step):
         rows = slice(start, start + step)
-        block = move(images[rows], Moves(*(part[rows] for part in moves)), padding, padding_mode)
-        moved[rows] = block if changes is None else change(block, Changes(*(part[rows] for part in changes)))
-    return moved
-
-
-def move(images: Tensor, moves: Moves, padding: int, padding_mode: str) -> Tensor:
-    """Crop, flip, rotate: (N, channels, H, W) in and out, one gather."""
-    height, width = images.shape[2:]
-    row, column = affine_pixels(rotation_matrix(moves.angle, height, width), height, width)
-    # What the rotation brings in from outside the crop is black, whatever the padding.
-    seen = inside(row, column, height, width)
-    column = torch.where(moves.flipped[:, None, None], width - 1 - column, column)
-    row = row + (moves.down - padding).int()[:, None, None]
-    column = column + (moves.right - padding).int()[:, None, None]
-    if padding_mode == "reflect":
-        row, column = _reflect(row, height), _reflect(column, width)
-    return gather_pixels(images, torch.where(seen, row, -1), column)
-
-
-def _reflect(place: Tensor, size: int) -> Tensor:
-    """Places up to size - 1 outside, mirrored at the edge pixels."""
-    place = place.abs()
-    return torch.where(place < size, place, 2 * (size - 1) - place)
+        block = apply_geometry(
+            images[rows], Geometry(*(part[rows] for part in geometry)), padding, padding_mode
+        )
+        if operations is not None:
+            block = apply_operations(block, DrawnOperations(*(part[rows] for part in operations)))
+        augmented[rows] = block
+    return augmented
 
 
 def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """(N, channels, H, W) uint8 to float32, by (channels,) mean and std of pixels in [0, 1]."""
+    """Normalise (N, channels, H, W) uint8 images to float32.
+
+    Args:
+        mean, std: (channels,) of pixels in [0, 1].
+    """
     shift, scale = normaliser(mean.to(images.device), std.to(images.device))
     return torch.addcmul(shift, images, scale)
 

@@ -1,6 +1,6 @@
-"""From which pixel each pixel comes: affine maps in Pillow's 16.16 fixed-point numbers, and one gather.
+"""Affine maps in Pillow's 16.16 fixed-point numbers: source coordinates of each pixel, and one gather.
 
-Integers give the same pixels on every device, and bit for bit those of `Image.transform(..., NEAREST)`.
+Integers give the same pixels on every device, equal to those of Pillow's `Image.transform(..., NEAREST)`.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-ONE = 1 << 16
+FIXED_POINT_ONE = 1 << 16
 
 
 def rotation_matrix(angle: Tensor, height: int, width: int) -> Tensor:
-    """(N,) degrees, counter-clockwise about the centre, to (N, 6) rows a b c d e f.
+    """Matrices of rotations about the centre: (N,) degrees, counter-clockwise, to (N, 6) rows a b c d e f.
 
     The source of output pixel (x, y) is at column a x + b y + c and row d x + e y + f.
     """
@@ -23,25 +23,27 @@ def rotation_matrix(angle: Tensor, height: int, width: int) -> Tensor:
 
 
 def affine_pixels(matrix: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Source row and column of each output pixel, the nearest: (N, 6) to two (N, H, W) int32."""
+    """Row and column of the nearest source pixel of each output pixel: (N, 6) to two (N, H, W) int32."""
     a, b, c, d, e, f = matrix.double().unbind(1)
-    # A pixel is looked up at its middle, half a pixel from its corner.
+    # A pixel is sampled at its centre, half a pixel from its corner.
     exact = torch.stack([a, b, c + (a + b) / 2, d, e, f + (d + e) / 2], dim=1)
-    a, b, c, d, e, f = (exact * ONE + 0.5).floor().int()[:, :, None, None].unbind(1)
+    a, b, c, d, e, f = (exact * FIXED_POINT_ONE + 0.5).floor().int()[:, :, None, None].unbind(1)
     x = torch.arange(width, dtype=torch.int32, device=matrix.device)
     y = torch.arange(height, dtype=torch.int32, device=matrix.device)[:, None]
     return (d * x + e * y + f) >> 16, (a * x + b * y + c) >> 16
 
 
-def inside(row: Tensor, column: Tensor, height: int, width: int) -> Tensor:
-    """Which places lie in the image."""
+def inside_image(row: Tensor, column: Tensor, height: int, width: int) -> Tensor:
+    """Whether each pair of coordinates lies inside the image."""
     return (row >= 0) & (row < height) & (column >= 0) & (column < width)
 
 
 def gather_pixels(images: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """(N, channels, H, W) images at (N, H, W) places; black where the place is outside."""
+    """Pixels of (N, channels, H, W) images at (N, H, W) coordinates, black outside the image."""
     count, channels, height, width = images.shape
-    seen = inside(row, column, height, width)
-    place = torch.where(seen, row * width + column, 0).long().flatten(1)
-    found = images.reshape(count, channels, height * width).gather(2, place[:, None].expand(-1, channels, -1))
-    return found.view_as(images) * seen[:, None]
+    visible = inside_image(row, column, height, width)
+    index = torch.where(visible, row * width + column, 0).long().flatten(1)
+    pixels = images.reshape(count, channels, height * width).gather(
+        2, index[:, None].expand(-1, channels, -1)
+    )
+    return pixels.view_as(images) * visible[:, None]

@@ -1,17 +1,18 @@
-"""One random operation of random strength an image, after TrivialAugmentWide (Mueller and Hutter, 2021).
+"""TrivialAugmentWide (Mueller and Hutter, 2021): one random operation of random strength per image.
 
-The operation is uniform over the fourteen of OPERATIONS, the strength over 31 steps from none to all, the
-sign over both where it matters. Full strength is that of torchvision's TrivialAugmentWide:
+The operation is uniform over the fourteen of OPERATIONS, the strength over 31 steps from zero to full, and
+the sign over both for operations with a sign. Full strength is that of torchvision's TrivialAugmentWide:
 
-    shear-x shear-y            0.99 pixels a pixel, from the upper left corner
+    shear-x shear-y            0.99 pixels per pixel, from the upper left corner
     translate-x translate-y    32 pixels, or the whole side of a smaller image
     rotate                     135 degrees, about the centre
     brightness color contrast sharpness    by a factor of 1 +- 0.99
-    posterize                  8 bits a channel down to 2
+    posterize                  8 bits per channel down to 2
     solarize                   pixels from 255 down to 0 are inverted
     identity autocontrast equalize         have no strength
 
-Places take the nearest pixel and black outside; values are Pillow's, to within one step of rounding.
+Geometric operations take the nearest pixel, and black outside the image. Pixel values equal Pillow's to
+within a rounding error of 1.
 """
 
 from __future__ import annotations
@@ -29,31 +30,31 @@ STEPS = 31
 SHEAR, SHIFT, TURN, FACTOR, FEWEST_BITS = 0.99, 32, 135.0, 0.99, 2
 
 
-class Changes(NamedTuple):
-    """What happens to each image: both (N,)."""
+class DrawnOperations(NamedTuple):
+    """Operation and strength for each image: both (N,)."""
 
-    operation: Tensor  # int64, its place in OPERATIONS
-    strength: Tensor  # float32 in [-1, 1]; operations that know no sign take its size
+    operation: Tensor  # int64, index in OPERATIONS
+    strength: Tensor  # float32 in [-1, 1]; operations without a sign use its absolute value
 
 
-def draw_changes(count: int, generator: torch.Generator) -> Changes:
-    """A change for each of `count` images, on the generator's device."""
+def draw_operations(count: int, generator: torch.Generator) -> DrawnOperations:
+    """Draw an operation and its strength for each of `count` images, on the generator's device."""
     device = generator.device
     operation = torch.randint(len(OPERATIONS), (count,), generator=generator, device=device)
     step = torch.randint(STEPS, (count,), generator=generator, device=device)
     sign = 2 * torch.randint(2, (count,), generator=generator, device=device) - 1
-    return Changes(operation, sign * step / (STEPS - 1))
+    return DrawnOperations(operation, sign * step / (STEPS - 1))
 
 
-def change(images: Tensor, changes: Changes) -> Tensor:
-    """Apply to each image its change: (N, channels, H, W) uint8 in and out, channels 1 or 3."""
-    changed = torch.empty_like(images)
-    sizes = torch.bincount(changes.operation, minlength=len(OPERATIONS)).tolist()
-    groups = torch.split(changes.operation.argsort(stable=True), sizes)
+def apply_operations(images: Tensor, drawn: DrawnOperations) -> Tensor:
+    """Apply its operation to each image: (N, channels, H, W) uint8 in and out, channels 1 or 3."""
+    result = torch.empty_like(images)
+    sizes = torch.bincount(drawn.operation, minlength=len(OPERATIONS)).tolist()
+    groups = torch.split(drawn.operation.argsort(stable=True), sizes)
     for rows, operate in zip(groups, OPERATIONS.values(), strict=True):
         if len(rows):
-            changed[rows] = operate(images[rows], changes.strength[rows])
-    return changed
+            result[rows] = operate(images[rows], drawn.strength[rows])
+    return result
 
 
 def _identity(images: Tensor, strength: Tensor) -> Tensor:
@@ -65,23 +66,23 @@ def _warp(images: Tensor, *matrix: Tensor) -> Tensor:
 
 
 def _shear_x(images: Tensor, strength: Tensor) -> Tensor:
-    one, nil = torch.ones_like(strength), torch.zeros_like(strength)
-    return _warp(images, one, SHEAR * strength, nil, nil, one, nil)
+    one, zero = torch.ones_like(strength), torch.zeros_like(strength)
+    return _warp(images, one, SHEAR * strength, zero, zero, one, zero)
 
 
 def _shear_y(images: Tensor, strength: Tensor) -> Tensor:
-    one, nil = torch.ones_like(strength), torch.zeros_like(strength)
-    return _warp(images, one, nil, nil, SHEAR * strength, one, nil)
+    one, zero = torch.ones_like(strength), torch.zeros_like(strength)
+    return _warp(images, one, zero, zero, SHEAR * strength, one, zero)
 
 
 def _translate_x(images: Tensor, strength: Tensor) -> Tensor:
-    one, nil = torch.ones_like(strength), torch.zeros_like(strength)
-    return _warp(images, one, nil, (strength * min(SHIFT, images.shape[3])).trunc(), nil, one, nil)
+    one, zero = torch.ones_like(strength), torch.zeros_like(strength)
+    return _warp(images, one, zero, (strength * min(SHIFT, images.shape[3])).trunc(), zero, one, zero)
 
 
 def _translate_y(images: Tensor, strength: Tensor) -> Tensor:
-    one, nil = torch.ones_like(strength), torch.zeros_like(strength)
-    return _warp(images, one, nil, nil, nil, one, (strength * min(SHIFT, images.shape[2])).trunc())
+    one, zero = torch.ones_like(strength), torch.zeros_like(strength)
+    return _warp(images, one, zero, zero, zero, one, (strength * min(SHIFT, images.shape[2])).trunc())
 
 
 def _rotate(images: Tensor, strength: Tensor) -> Tensor:
@@ -89,14 +90,16 @@ def _rotate(images: Tensor, strength: Tensor) -> Tensor:
     return gather_pixels(images, *affine_pixels(matrix, *images.shape[2:]))
 
 
-def _blend(dull: Tensor, images: Tensor, strength: Tensor) -> Tensor:
-    """From a dull image (factor 0) through the image (1) and beyond; fractions are cut off, as in Pillow."""
+def _blend(degenerate: Tensor, images: Tensor, strength: Tensor) -> Tensor:
+    """Interpolate or extrapolate: factor 0 is the degenerate image, 1 the image; truncated as in Pillow."""
     factor = 1 + FACTOR * strength[:, None, None, None]
-    return torch.lerp(dull.float().expand_as(images), images.float(), factor).clamp(0, 255).to(torch.uint8)
+    return (
+        torch.lerp(degenerate.float().expand_as(images), images.float(), factor).clamp(0, 255).to(torch.uint8)
+    )
 
 
 def _grey(images: Tensor) -> Tensor:
-    """(N, 1, H, W) luma by ITU-R 601, in Pillow's integers."""
+    """(N, 1, H, W) luma by ITU-R 601, in Pillow's integer arithmetic."""
     if images.shape[1] == 1:
         return images
     red, green, blue = images.int().unbind(1)

@@ -43,9 +43,9 @@ class AnalyseFlags:
 
 def run_analyse(flags: AnalyseFlags) -> int:
     """Analyse, print a table, write the files."""
+    from icmixup.lab.analysis.figure import plot_confidence, plot_difference, pooled_lines
     from icmixup.lab.analysis.scores import analyse_runs, write_analysis
     from icmixup.lab.comparison.figure import write_png
-    from icmixup.lab.analysis.figure import plot_confidence, plot_difference, pooled_lines
     from icmixup.lab.training.ranks import pick_device
 
     if not flags.runs:

@@ -110,7 +110,9 @@ def check_folder(name: str) -> None:
     if name.startswith("hf:") or path.is_dir() or os.sep not in name:
         return
     if path.exists():
-        raise ValueError(f"{name!r} is a file; pass the folder that contains one subfolder of images per class")
+        raise ValueError(
+            f"{name!r} is a file; pass the folder that contains one subfolder of images per class"
+        )
     beside = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
     similar = [str(path.parent / found) for found in get_close_matches(path.name, beside, n=3)]
     hint = (

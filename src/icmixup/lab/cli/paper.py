@@ -160,11 +160,11 @@ def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Result
 
 def print_tables(named: Sequence[PaperTable], flags: PaperFlags, results: Results) -> None:
     """The named tables, or the list of all, in the requested format."""
-    from icmixup.lab.paper.published import TABLES
-    from icmixup.lab.paper.page import markdown_listing, say_conflicts
-    from icmixup.lab.paper.render import as_json, as_latex, as_markdown, listing, listing_cells, print_table
-    from icmixup.lab.paper.fill import fill_table, index_results
     from icmixup.lab.comparison.table import stdout_console
+    from icmixup.lab.paper.fill import fill_table, index_results
+    from icmixup.lab.paper.page import markdown_listing, say_conflicts
+    from icmixup.lab.paper.published import TABLES
+    from icmixup.lab.paper.render import as_json, as_latex, as_markdown, listing, listing_cells, print_table
 
     index = index_results(results.rows)
     filled = [fill_table(table, index) for table in named or TABLES.values()]

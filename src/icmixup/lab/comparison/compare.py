@@ -14,16 +14,16 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
+from icmixup.lab.comparison.statistics import Standing, footnote, rank_methods, verdict
 from icmixup.lab.sweep import run_recipes
 from icmixup.lab.sweep.progress import Display
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.recipe import Recipe, read_recipe
 from icmixup.lab.training.run_folder import Row, write_atomically
-from icmixup.lab.comparison.statistics import Standing, footnote, rank_methods, verdict
 from icmixup.methods import find_method
 
 EVEN_METHODS = ("erm", "mixup", "ic-mixup", "cutmix", "ic-cutmix", "regmixup", "ic-regmixup")
@@ -151,7 +151,9 @@ def pick_baseline(methods: Sequence[str], baseline: str | None = None) -> str:
     if baseline is None:
         return "mixup" if "mixup" in methods else methods[0]
     if baseline not in methods:
-        raise ValueError(f"baseline {baseline!r} is not among the methods ({', '.join(methods)}); add it to --methods")
+        raise ValueError(
+            f"baseline {baseline!r} is not among the methods ({', '.join(methods)}); add it to --methods"
+        )
     return baseline
 
 

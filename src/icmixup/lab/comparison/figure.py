@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from icmixup.lab.comparison.compare import Comparison
-from icmixup.lab.training.run_folder import write_atomically
 from icmixup.lab.comparison.statistics import Standing, signed
+from icmixup.lab.training.run_folder import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from icmixup.lab.comparison.compare import Comparison
-from icmixup.lab.sweep.progress import duration
 from icmixup.lab.comparison.statistics import Standing
+from icmixup.lab.sweep.progress import duration
 
 NOTHING = "-"
 FILE_WIDTH = 132  # columns where nobody's terminal says how many there are

@@ -1,10 +1,12 @@
-"""Datasets as tensors: one name in, a train part and a test set out.
+"""Datasets as tensors: `load_dataset` turns a `DataSpec` into training and test images.
 
-digits                                     scikit-learn's, embedded
-cifar10 cifar100 cifair10 cifair100        found in data_dir, or downloaded from their publishers
-cifar10-notwins                            cifar10, its test set without the twins that ciFAIR lists
-path/of/a/folder                           class/*.png, or train/ and test/ (or val/) of those
-hf:owner/name  hf:path/of/a/folder         through the `datasets` library
+A dataset is named by one of these:
+
+    digits                                 ships with scikit-learn
+    cifar10 cifar100 cifair10 cifair100    read from data_dir, or downloaded from the publisher
+    cifar10-notwins                        cifar10 without the test images that ciFAIR lists as duplicates
+    path/to/folder                         class/*.png, or train/ and test/ (or val/) with class folders
+    hf:owner/name  hf:path/to/folder       through the `datasets` library of Hugging Face
 """
 
 from __future__ import annotations
@@ -14,90 +16,84 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from icmixup.lab.datasets.hub import PREFIX, read_hub
+from icmixup.lab.datasets.cifar import LAYOUTS, NO_TWINS, read_cifar, read_no_twins
+from icmixup.lab.datasets.digits import read_digits
 from icmixup.lab.datasets.folder import read_folder
+from icmixup.lab.datasets.hub import PREFIX, read_hub
 from icmixup.lab.datasets.subsets import (
     Dataset,
+    DataSpec,
     Source,
     Split,
     deic_rows,
-    draw_part,
+    draw_subset,
     hold_out,
     measure_statistics,
-    part_counts,
+    subset_counts,
 )
-from icmixup.lab.datasets.cifar import LAYOUTS, NO_TWINS, read_cifar, read_digits, read_no_twins
 
 __all__ = [
     "DATASETS",
     "STATISTICS",
+    "DataSpec",
     "Dataset",
     "Source",
     "Split",
     "deic_rows",
-    "draw_part",
+    "draw_subset",
     "hold_out",
     "load_dataset",
     "measure_statistics",
-    "part_counts",
     "read_dataset",
+    "subset_counts",
 ]
 
 DATASETS = ("digits", *LAYOUTS)
 
-# Mean and std of the authors' code (the paper gives none). ciFAIR's train images are CIFAR's.
+# Mean and std of the authors' code (the paper gives none). ciFAIR's training images are CIFAR's.
 _CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 _CIFAR100 = ((0.50708, 0.48655, 0.44092), (0.26733, 0.25644, 0.27615))
 STATISTICS = {"cifar10": _CIFAR10, "cifar100": _CIFAR100, "cifair10": _CIFAR10, "cifair100": _CIFAR100}
 
 
 def load_dataset(
-    name: str,
-    *,
-    data_dir: Path,
-    fraction: float = 1.0,
-    per_class: int | None = None,
-    imbalance: float = 1.0,
-    seed: int = 0,
-    deic_split: int | None = None,
-    image_size: int | None = None,
-    download: bool = True,
-    show_progress: bool = False,
+    spec: DataSpec, data_dir: Path, *, download: bool = True, show_progress: bool = False
 ) -> Dataset:
-    """A dataset, or a part of its train images; the test set is always whole.
+    """Load the images that `spec` describes: a subset of the training images and the whole test set.
 
-    `per_class` caps each class, then `fraction` keeps a share of each, then `imbalance` bends them into a
-    long tail (`part_counts`). The same seed draws the same part. Mean and std are the known ones for CIFAR
-    and ciFAIR, measured on the train part otherwise.
+    Mean and std are the usual constants for CIFAR and ciFAIR. They are measured on the training subset for
+    other datasets and for the splits of the DEIC benchmark.
 
     Args:
-        seed: of the part; the seed of training is another one.
-        deic_split: train on the 50 images a class of this split of the DEIC benchmark, and measure mean and
-            std on those (`deic_rows` parts them into 30 to train and 20 to validate on, for tuning).
-        image_size: side of the square images; None is the dataset's own (see `read_folder` for files).
+        spec: dataset and subset.
+        data_dir: folder of the named datasets; downloads are stored there.
+        download: whether a dataset that is not in data_dir may be downloaded.
+        show_progress: show progress bars on stderr.
     """
-    if image_size is not None and image_size < 1:
-        raise ValueError(
-            f"image_size is {image_size}; give the side of the square images in pixels, 1 or more"
-        )
     source = read_dataset(
-        name, data_dir, image_size=image_size, download=download, show_progress=show_progress
+        spec.dataset, data_dir, image_size=spec.image_size, download=download, show_progress=show_progress
     )
     train = source.train
-    if deic_split is not None:
-        train = train[torch.cat(deic_rows(train.labels, deic_split)).sort().values]
-    counts = part_counts(
+    if spec.split is not None:
+        train = train[torch.cat(deic_rows(train.labels, spec.split)).sort().values]
+    counts = subset_counts(
         torch.bincount(train.labels, minlength=len(source.class_names)),
-        per_class=per_class,
-        fraction=fraction,
-        imbalance=imbalance,
+        per_class=spec.per_class,
+        fraction=spec.fraction,
+        imbalance=spec.imbalance,
         class_names=source.class_names,
     )
-    train = train[draw_part(train.labels, counts, seed)]
-    known = STATISTICS.get("cifar10" if name == NO_TWINS else name) if deic_split is None else None
-    mean, std = known or measure_statistics(train.images)
-    return Dataset(name, train, source.test, source.class_names, mean, std, source.skipped)
+    train = train[draw_subset(train.labels, counts, spec.data_seed)]
+    mean, std = _known_statistics(spec) or measure_statistics(train.images)
+    return Dataset(spec.dataset, train, source.test, source.class_names, mean, std, source.skipped)
+
+
+def _known_statistics(spec: DataSpec) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    if spec.split is not None:
+        return None
+    return STATISTICS.get("cifar10" if spec.dataset == NO_TWINS else spec.dataset)
 
 
 def read_dataset(
@@ -108,44 +104,50 @@ def read_dataset(
     download: bool = True,
     show_progress: bool = False,
 ) -> Source:
-    """All images of a dataset, as `load_dataset` finds them before it takes a part."""
+    """Read all images of a dataset, before `load_dataset` takes a subset of them.
+
+    Args:
+        image_size: side of the square images in pixels; None keeps the dataset's own size (`read_folder`
+            documents the size of image files).
+    """
+    if image_size is not None and image_size < 1:
+        raise ValueError(f"image_size must be a number of pixels, 1 or more, got {image_size}")
+    data_dir = Path(data_dir)
     if name == "digits":
         return resize_source(read_digits(), image_size)
     if name in LAYOUTS:
-        found = read_cifar(name, Path(data_dir), download=download, show_progress=show_progress)
-        return resize_source(found, image_size)
+        source = read_cifar(name, data_dir, download=download, show_progress=show_progress)
+        return resize_source(source, image_size)
     if name == NO_TWINS:
-        found = read_no_twins(Path(data_dir), download=download, show_progress=show_progress)
-        return resize_source(found, image_size)
+        source = read_no_twins(data_dir, download=download, show_progress=show_progress)
+        return resize_source(source, image_size)
     if name.startswith(PREFIX):
-        return read_hub(
-            name, Path(data_dir), image_size=image_size, download=download, show_progress=show_progress
-        )
+        return read_hub(name, data_dir, image_size=image_size, download=download, show_progress=show_progress)
     if Path(name).is_dir():
         return read_folder(Path(name), image_size=image_size, show_progress=show_progress)
-    raise ValueError(_unknown(name))
+    raise ValueError(_describe_unknown(name))
 
 
-def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name, (*DATASETS, NO_TWINS), n=2, cutoff=0.5)
-    guess = f" (did you mean {' or '.join(near)}?)" if near else ""
+def _describe_unknown(name: str) -> str:
+    similar = difflib.get_close_matches(name, (*DATASETS, NO_TWINS), n=2, cutoff=0.5)
+    hint = f" (did you mean {' or '.join(similar)}?)" if similar else ""
     known = ", ".join(DATASETS)
-    return f"no dataset or folder {name!r}{guess}: give {known}, the path of a folder, or hf:owner/name"
+    return f"no dataset or folder {name!r}{hint}: use {known}, the path of a folder, or hf:owner/name"
 
 
 def resize_source(source: Source, image_size: int | None) -> Source:
-    """The same images at another size; as they are where image_size is None or their own."""
+    """Resize all images; they stay as they are if image_size is None or already their size."""
     if image_size in (None, source.train.images.shape[-1]):
         return source
     return source._replace(train=_resize(source.train, image_size), test=_resize(source.test, image_size))
 
 
 def _resize(split: Split, size: int) -> Split:
-    # In blocks, since the bilinear filter works on floats: CIFAR at 224 would need 30 GB at once.
-    blocks = [_scale(block, size) for block in torch.split(split.images, 1024)]
+    # In blocks, because the bilinear filter needs floats: CIFAR at 224 pixels in one call would take 30 GB.
+    blocks = [_resize_images(block, size) for block in torch.split(split.images, 1024)]
     return Split(torch.cat(blocks), split.labels)
 
 
-def _scale(images: torch.Tensor, size: int) -> torch.Tensor:
-    scaled = F.interpolate(images.float(), size=(size, size), mode="bilinear", antialias=True)
-    return scaled.round().clamp(0, 255).to(torch.uint8)
+def _resize_images(images: Tensor, size: int) -> Tensor:
+    resized = F.interpolate(images.float(), size=(size, size), mode="bilinear", antialias=True)
+    return resized.round().clamp(0, 255).to(torch.uint8)

@@ -1,4 +1,4 @@
-"""Readers of the datasets that have a name: digits, CIFAR, ciFAIR. Files in, `Source` out."""
+"""CIFAR and ciFAIR, in every file layout of their publishers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy.typing as npt
 import torch
 
 from icmixup.lab.datasets.download import Archive, fetch_archive, read_pickle
-from icmixup.lab.datasets.subsets import Source, Split, hold_out
+from icmixup.lab.datasets.subsets import Source, Split
 
 PIXELS = 3 * 32 * 32
+TRAIN_IMAGES, TEST_IMAGES = 50_000, 10_000  # of CIFAR-10, CIFAR-100 and both ciFAIR datasets
 TORONTO = "https://www.cs.toronto.edu/~kriz/"
 JENA = "https://github.com/cvjena/cifair/releases/download/v1.0/"
 NO_TWINS = "cifar10-notwins"
@@ -24,10 +25,10 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Layout(NamedTuple):
-    """How a publisher lays out a dataset: its files, and where a label stands in them.
+    """File names and record format of one published version of a dataset.
 
-    In binary files a record is `header` bytes, the last of which is the label, then the pixels. In pickles
-    (header 0) the labels are a list under the key `labels`, the class names under `names_key`.
+    In binary files a record is `header` bytes, the last of which is the label, followed by the pixels. In
+    pickles (header 0) the labels are a list under the key `labels`, the class names under `names_key`.
     """
 
     archive: Archive
@@ -50,7 +51,7 @@ def _pickles100(archive: Archive) -> Layout:
     return Layout(archive, ("train",), "test", "meta", labels="fine_labels", names_key="fine_label_names")
 
 
-# The first layout of each is the one that is downloaded. Sums are the publishers'.
+# The first layout of each dataset is the one that is downloaded. MD5 sums are the publishers'.
 LAYOUTS = {
     "cifar10": (
         Layout(
@@ -91,49 +92,38 @@ LAYOUTS = {
         _pickles100(Archive(JENA + "ciFAIR-100.zip", "ddc236ab4b12eeb8b20b952614861a33", "ciFAIR-100")),
     ),
 }
-CLASSES = {"cifar10": 10, "cifar100": 100, "cifair10": 10, "cifair100": 100}
-
-
-def read_digits() -> Source:
-    """Scikit-learn's digits: 1,797 grey images of 8 x 8, a third of each class held out."""
-    from sklearn.datasets import load_digits
-
-    found = load_digits()
-    images = torch.from_numpy(np.rint(found.images * (255 / 16)).astype(np.uint8))[:, None]
-    names = tuple(str(name) for name in found.target_names)
-    train, test = hold_out(Split(images, torch.from_numpy(found.target).long()), names, parts=3)
-    return Source(train, test, names)
+NUM_CLASSES = {"cifar10": 10, "cifar100": 100, "cifair10": 10, "cifair100": 100}
 
 
 def read_cifar(name: str, data_dir: Path, *, download: bool = True, show_progress: bool = False) -> Source:
-    """CIFAR or ciFAIR from whichever of its publisher's layouts lies in data_dir, else downloaded."""
-    layout = find_layout(name, data_dir) or _bring_layout(name, data_dir, download, show_progress)
+    """Read CIFAR or ciFAIR from any of its published layouts in data_dir; download it if there is none."""
+    layout = find_layout(name, data_dir) or _fetch_layout(name, data_dir, download, show_progress)
     folder = data_dir / layout.archive.folder
-    names = _class_names(folder, layout, CLASSES[name])
+    names = _read_class_names(folder, layout, NUM_CLASSES[name])
     train = _read_split(folder, layout.train, layout, len(names))
     test = _read_split(folder, (layout.test,), layout, len(names))
     return Source(train, test, names)
 
 
 def read_no_twins(data_dir: Path, *, download: bool = True, show_progress: bool = False) -> Source:
-    """CIFAR-10, its test set without the images that ciFAIR lists as twins; the train set is the same.
+    """Read CIFAR-10 without the test images that ciFAIR lists as duplicates; the training set is unchanged.
 
-    What stays is part of ciFAIR-10's test set too, where a new image replaces a listed one. So it stands in
-    for ciFAIR-10 where those are not to be had, under its own name. The lists name images by their place in
-    the publisher's files. There is no such variant of CIFAR-100: copies of it come in other orders, where a
-    list would throw out the wrong images without a sign.
+    ciFAIR-10 replaces the listed images by new ones; all others are in its test set too. So this dataset is
+    a substitute for ciFAIR-10 where the new images are not available, under a name of its own. The lists
+    refer to images by their index in the publisher's files. There is no such variant of CIFAR-100, because
+    copies of it are ordered differently: the wrong images would be removed without any error.
     """
     source = read_cifar("cifar10", data_dir, download=download, show_progress=show_progress)
-    twins = read_twins(data_dir, source)
     kept = torch.ones(len(source.test), dtype=torch.bool)
-    kept[twins] = False
+    kept[read_twins(data_dir, source)] = False
     return source._replace(test=source.test[kept.nonzero().squeeze(1)])
 
 
 def read_twins(data_dir: Path, source: Source) -> torch.Tensor:
-    """Rows of the test images with a twin among train or test images, some twice: 329 images, as published.
+    """Rows of the test images that have a duplicate among the training or test images (329 as published).
 
-    The publisher does not say which of two twins within the test set it replaced, so neither stays.
+    Rows may repeat. The publisher does not say which of two duplicates within the test set was replaced, so
+    both are listed.
     """
     across = _read_pairs(find_twins(data_dir, TWINS_TRAIN), source.test, source.train)
     within = _read_pairs(find_twins(data_dir, TWINS_TEST), source.test, source.test)
@@ -141,19 +131,19 @@ def read_twins(data_dir: Path, source: Source) -> torch.Tensor:
 
 
 def find_twins(data_dir: Path, file: str) -> Path:
-    """One of ciFAIR's lists, in data_dir/cifair or in data_dir."""
-    places = (data_dir / "cifair" / file, data_dir / file)
-    found = next((path for path in places if path.is_file()), None)
+    """Path of one of ciFAIR's lists of duplicates, in data_dir/cifair or in data_dir."""
+    candidates = (data_dir / "cifair" / file, data_dir / file)
+    found = next((path for path in candidates if path.is_file()), None)
     if found is None:
         raise ValueError(
-            f"{NO_TWINS} needs ciFAIR's list {file}, which is not in {places[0].parent}: "
-            f"put it there from {TWINS_URL}"
+            f"{NO_TWINS} needs ciFAIR's list {file}, which is not in {candidates[0].parent}: "
+            f"download it from {TWINS_URL} and save it there"
         )
     return found
 
 
 def _read_pairs(path: Path, first: Split, second: Split) -> torch.Tensor:
-    """(P, 2) rows of images that the list calls twins, in `first` and in `second`."""
+    """(P, 2) rows of the P pairs of duplicates in a list: of `first`, and of `second`."""
     try:
         with path.open(newline="") as file:
             pairs = [(int(row["TestID"]), int(row["TrainID"])) for row in csv.DictReader(file)]
@@ -161,48 +151,48 @@ def _read_pairs(path: Path, first: Split, second: Split) -> torch.Tensor:
             raise ValueError("empty")
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path} is not a list of TestID,TrainID,...: fetch it again from {TWINS_URL}"
+            f"{path} must be a CSV file with columns TestID and TrainID: download it again from {TWINS_URL}"
         ) from error
     rows = torch.tensor(pairs)
     sizes = torch.tensor([len(first), len(second)])
-    fits = bool(((rows >= 0) & (rows < sizes)).all())
-    # Every pair that was published shares its class; in another order one pair in ten does.
-    if not fits or (first.labels[rows[:, 0]] != second.labels[rows[:, 1]]).double().mean() > 0.1:
+    in_range = bool(((rows >= 0) & (rows < sizes)).all())
+    # The images of each published pair have the same class; in another order one pair in ten does.
+    if not in_range or (first.labels[rows[:, 0]] != second.labels[rows[:, 1]]).double().mean() > 0.1:
         raise ValueError(
-            f"{path} does not fit these images, whose order is not the publisher's: "
-            "fetch CIFAR-10 anew with `icmixup data get cifar10`"
+            f"{path} does not match the CIFAR-10 files, which are not in the publisher's order: "
+            "remove them and run `icmixup data get cifar10`"
         )
     return rows
 
 
 def find_layout(name: str, data_dir: Path) -> Layout | None:
-    """The first layout of the dataset whose folder stands in data_dir."""
-    there = (layout for layout in LAYOUTS[name] if (data_dir / layout.archive.folder).is_dir())
-    return next(there, None)
+    """First layout of the dataset whose folder is in data_dir, None if there is none."""
+    found = (layout for layout in LAYOUTS[name] if (data_dir / layout.archive.folder).is_dir())
+    return next(found, None)
 
 
-def _bring_layout(name: str, data_dir: Path, download: bool, show_progress: bool) -> Layout:
-    """Unpack an archive that someone put into data_dir, or else download the first."""
-    there = [layout for layout in LAYOUTS[name] if (data_dir / layout.archive.file_name).exists()]
-    layout = (there or LAYOUTS[name])[0]
-    if not there and not download:
+def _fetch_layout(name: str, data_dir: Path, download: bool, show_progress: bool) -> Layout:
+    """Unpack an archive of the dataset that is in data_dir, else download the first."""
+    found = [layout for layout in LAYOUTS[name] if (data_dir / layout.archive.file_name).exists()]
+    layout = (found or LAYOUTS[name])[0]
+    if not found and not download:
         raise ValueError(
-            f"{name} is not in {data_dir}: put {layout.archive.file_name} from {layout.archive.url} there, "
-            f"or let `icmixup data get {name}` bring it"
+            f"{name} is not in {data_dir}: run `icmixup data get {name}`, or download {layout.archive.url} "
+            "and save it there"
         )
     fetch_archive(layout.archive, data_dir, show_progress=show_progress)
     return layout
 
 
-def _class_names(folder: Path, layout: Layout, count: int) -> tuple[str, ...]:
-    """Names from the publisher's list, numbers where that list is missing."""
+def _read_class_names(folder: Path, layout: Layout, num_classes: int) -> tuple[str, ...]:
+    """Class names from the publisher's list; numbers if that list is missing."""
     path = folder / layout.names
     if not path.exists():
-        return tuple(str(label) for label in range(count))
+        return tuple(str(label) for label in range(num_classes))
     names = path.read_text().split() if layout.header else read_pickle(path).get(layout.names_key)
-    if not isinstance(names, list) or len(names) != count:
+    if not isinstance(names, list) or len(names) != num_classes:
         raise ValueError(
-            f"{path} does not list {count} class names: remove {folder} and fetch the dataset again"
+            f"{path} does not list {num_classes} class names: remove {folder} and run the same command again"
         )
     return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names)
 
@@ -211,7 +201,7 @@ def _read_split(folder: Path, files: tuple[str, ...], layout: Layout, num_classe
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
         raise ValueError(
-            f"{folder} lacks {', '.join(missing)}: remove that folder and fetch the dataset again"
+            f"{folder} has no {', '.join(missing)}: remove that folder and run the same command again"
         )
     parts = [_read_file(folder / file, layout, num_classes) for file in files]
     images = np.concatenate([pixels for pixels, _ in parts]).reshape(-1, 3, 32, 32)
@@ -220,12 +210,15 @@ def _read_split(folder: Path, files: tuple[str, ...], layout: Layout, num_classe
 
 
 def _read_file(path: Path, layout: Layout, num_classes: int) -> tuple[Bytes, npt.NDArray[np.int64]]:
-    """(N, 3072) pixels and (N,) labels of one of the publisher's files."""
-    read = _read_binary(path, layout.header) if layout.header else _read_python(path, layout.labels)
-    pixels, labels = read
+    """(N, 3072) pixels and (N,) labels of one file."""
+    found = _read_binary(path, layout.header) if layout.header else _read_pickled(path, layout.labels)
+    pixels, labels = found
     if len(labels) == 0 or labels.min() < 0 or labels.max() >= num_classes:
-        span = f"labels from {labels.min()} to {labels.max()}" if len(labels) else "no images"
-        raise ValueError(f"{path} has {span} where 0 to {num_classes - 1} belong: fetch the dataset again")
+        content = f"labels from {labels.min()} to {labels.max()}" if len(labels) else "no images"
+        raise ValueError(
+            f"{path} has {content}, expected labels from 0 to {num_classes - 1}: "
+            f"remove {path.parent} and run the same command again"
+        )
     return pixels, labels
 
 
@@ -233,24 +226,25 @@ def _read_binary(path: Path, header: int) -> tuple[Bytes, npt.NDArray[np.int64]]
     content = np.fromfile(path, np.uint8)
     if len(content) % (header + PIXELS):
         raise ValueError(
-            f"{path} has {len(content):,} bytes, which is no whole number of {header + PIXELS}-byte images, "
-            "so it is truncated: remove it and fetch the dataset again"
+            f"{path} is truncated: its {len(content):,} bytes are not a multiple of {header + PIXELS}, "
+            f"the size of a record; remove {path.parent} and run the same command again"
         )
     records = content.reshape(-1, header + PIXELS)
     return records[:, header:], records[:, header - 1].astype(np.int64)
 
 
-def _read_python(path: Path, key: str) -> tuple[Bytes, npt.NDArray[np.int64]]:
+def _read_pickled(path: Path, key: str) -> tuple[Bytes, npt.NDArray[np.int64]]:
     content = read_pickle(path)
     pixels, labels = content.get("data"), content.get(key)
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or labels is None:
         raise ValueError(
-            f"{path} has no bytes under 'data' or nothing under {key!r}: fetch the dataset again"
+            f"{path} must have a uint8 array under 'data' and labels under {key!r}: "
+            f"remove {path.parent} and run the same command again"
         )
     numbers = np.asarray(labels, dtype=np.int64)
     if pixels.size != len(numbers) * PIXELS:
         raise ValueError(
-            f"{path} has {pixels.size:,} pixel values for {len(numbers):,} labels, not {PIXELS} each: "
-            "remove it and fetch the dataset again"
+            f"{path} has {pixels.size:,} pixel values for {len(numbers):,} labels, expected {PIXELS} each: "
+            f"remove {path.parent} and run the same command again"
         )
     return pixels.reshape(-1, PIXELS), numbers

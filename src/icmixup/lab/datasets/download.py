@@ -1,4 +1,4 @@
-"""Files of other people: fetched with a checksum, unpacked with care, unpickled without trust."""
+"""Downloads with a checksum, and archives and pickles that are read without trusting their content."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TIMEOUT_S = 30.0
 
 
 class Archive(NamedTuple):
-    """A publisher's archive: where it lies, its MD5 sum, and the folder it unpacks to."""
+    """A published archive: its URL, its MD5 sum, and the folder it unpacks to."""
 
     url: str
     md5: str
@@ -44,7 +44,7 @@ class Archive(NamedTuple):
 
 
 def fetch_archive(archive: Archive, data_dir: Path, *, show_progress: bool = False) -> Path:
-    """The archive's folder under data_dir, downloaded and unpacked if it is not there."""
+    """Unpack the archive in data_dir, downloading it first if it is not there; returns its folder."""
     path = data_dir / archive.file_name
     if not path.exists():
         data_dir.mkdir(parents=True, exist_ok=True)
@@ -53,17 +53,17 @@ def fetch_archive(archive: Archive, data_dir: Path, *, show_progress: bool = Fal
 
 
 def download(archive: Archive, path: Path, *, show_progress: bool = False) -> None:
-    """Bring the archive to `path`: written beside, its sum checked, then renamed."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    """Download the archive to `path`: to a temporary file that is renamed once its checksum is verified."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(beside, "wb") as file:
+        with open(temporary, "wb") as file:
             _stream(archive, file, path, show_progress)
-        check_sum(
-            archive, beside, f"what came from {archive.url} for {path}", "it was thrown away, try again"
+        verify_md5(
+            archive, temporary, f"the download of {archive.url} to {path}", "it was deleted; try again"
         )
-        os.replace(beside, path)
+        os.replace(temporary, path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def _stream(archive: Archive, file: BinaryIO, path: Path, show_progress: bool) -> None:
@@ -78,7 +78,7 @@ def _stream(archive: Archive, file: BinaryIO, path: Path, show_progress: bool) -
     except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
         raise ValueError(
             f"could not download {archive.url} ({getattr(error, 'reason', None) or error}): "
-            f"bring that file by hand to {path}"
+            f"download that file by other means and save it as {path}"
         ) from error
 
 
@@ -89,55 +89,57 @@ def _progress(show: bool) -> Progress:
     )
 
 
-def check_sum(archive: Archive, path: Path, what: str, way_out: str) -> None:
-    """Refuse a file whose MD5 sum is not the publisher's."""
+def verify_md5(archive: Archive, path: Path, description: str, remedy: str) -> None:
+    """Raise an error if the MD5 sum of a file is not the publisher's."""
     with open(path, "rb") as file:
         found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if found != archive.md5:
-        raise ValueError(f"{what} has MD5 sum {found} where the publisher's is {archive.md5}: {way_out}")
+        raise ValueError(f"{description} has MD5 sum {found}, expected {archive.md5}: {remedy}")
 
 
 def unpack(archive: Archive, path: Path) -> Path:
-    """Check an archive and unpack it beside its folder's place, then rename: no half folder is ever seen."""
-    check_sum(archive, path, str(path), f"remove it and fetch {archive.url} again")
+    """Verify an archive and unpack it to a temporary folder that is renamed when it is complete."""
+    verify_md5(archive, path, str(path), f"remove it and download {archive.url} again")
     target = path.parent / archive.folder
-    beside = Path(tempfile.mkdtemp(prefix=f".{archive.folder}.", dir=path.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=f".{archive.folder}.", dir=path.parent))
     try:
-        _extract(path, beside)
-        if not (beside / archive.folder).is_dir():
-            raise ValueError(f"{path} holds no folder {archive.folder}: fetch {archive.url} again")
+        _extract(path, temporary)
+        if not (temporary / archive.folder).is_dir():
+            raise ValueError(
+                f"{path} does not contain the folder {archive.folder}: download {archive.url} again"
+            )
         if not target.exists():  # another process may have been faster
-            os.replace(beside / archive.folder, target)
+            os.replace(temporary / archive.folder, target)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return target
 
 
 def _extract(path: Path, folder: Path) -> None:
     try:
         if path.suffix == ".zip":
-            with zipfile.ZipFile(path) as pages:
-                pages.extractall(folder)  # zipfile itself drops ".." and leading slashes
+            with zipfile.ZipFile(path) as archive:
+                archive.extractall(folder)  # zipfile itself drops ".." and leading slashes
         else:
-            with tarfile.open(path) as tape:
-                tape.extractall(folder, filter="data")
+            with tarfile.open(path) as archive:
+                archive.extractall(folder, filter="data")
     except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
-        raise ValueError(f"{path} could not be unpacked ({error}): remove it and fetch it again") from error
+        raise ValueError(f"could not unpack {path} ({error}): remove it and download it again") from error
 
 
 class RefusedPickle(ValueError):
-    """A pickle asked for something that no array needs."""
+    """A pickle refers to something other than plain values and NumPy arrays."""
 
 
 def _latin1_bytes(text: str, encoding: str = "latin1") -> bytes:
-    """Stands for _codecs.encode, by which Python 3 writes bytes to old pickles; other codecs are refused."""
+    """Replaces _codecs.encode, which old pickles use for bytes; codecs other than latin1 are refused."""
     if encoding != "latin1":
-        raise RefusedPickle(f"a pickle asks for the codec {encoding!r}, which no array needs")
+        raise RefusedPickle(f"it refers to the codec {encoding!r}, and only latin1 is allowed")
     return text.encode("latin1")
 
 
 def _constructors() -> dict[tuple[str, str], Callable[..., object]]:
-    """Numpy's own constructors of arrays and scalars, under the module names of its old and new versions."""
+    """NumPy's constructors of arrays and scalars, under the module names of its old and new versions."""
     array = np.zeros(1, np.uint8)
     found: dict[str, Any] = {"_reconstruct": array.__reduce__()[0], "scalar": np.uint8(0).__reduce__()[0]}
     from_buffer: Any = array.__reduce_ex__(5)[0]
@@ -147,35 +149,41 @@ def _constructors() -> dict[tuple[str, str], Callable[..., object]]:
         ("_codecs", "encode"): _latin1_bytes,
     }
     for core in ("numpy.core", "numpy._core"):
-        allowed |= {(f"{core}.multiarray", name): maker for name, maker in found.items()}
+        allowed |= {(f"{core}.multiarray", name): constructor for name, constructor in found.items()}
         allowed[f"{core}.numeric", "_frombuffer"] = from_buffer
     return allowed
 
 
 class ArrayUnpickler(pickle.Unpickler):
-    """Reads plain values and numpy arrays; any other name in the pickle is refused before it is imported."""
+    """Reads plain values and NumPy arrays; any other name in the pickle is refused before it is imported."""
 
     allowed = _constructors()
 
     def find_class(self, module: str, name: str) -> Callable[..., object]:
         if (module, name) not in self.allowed:
-            raise RefusedPickle(f"a pickle asks for {module}.{name}, which no array needs")
+            raise RefusedPickle(
+                f"it refers to {module}.{name}, and only plain values and NumPy arrays are allowed"
+            )
         return self.allowed[module, name]
 
 
 def read_pickle(path: Path) -> dict[str, object]:
-    """A publisher's dictionary of arrays and lists, its keys as text."""
+    """Read a pickled dictionary of arrays and lists without executing it; keys are converted to str."""
     try:
         with open(path, "rb") as file:
             content = ArrayUnpickler(file, encoding="latin1").load()
     except RefusedPickle as error:
         raise RefusedPickle(
-            f"{path} was refused, and nothing of it ran: {error}; get it from its publisher"
+            f"refused to load the pickle {path}: {error}; download it from its publisher"
         ) from error
     except OSError:
         raise
-    except Exception as error:  # a torn pickle can raise nearly anything
-        raise ValueError(f"{path} is torn or no pickle ({error}): remove it and fetch it again") from error
+    except Exception as error:  # a truncated pickle can raise nearly anything
+        raise ValueError(
+            f"{path} is truncated or not a pickle ({error}): remove it and download it again"
+        ) from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__} where a dictionary of arrays belongs")
+        raise ValueError(
+            f"{path} must contain a dictionary of arrays, got {type(content).__name__}: download it again"
+        )
     return {key.decode("latin1") if isinstance(key, bytes) else str(key): v for key, v in content.items()}

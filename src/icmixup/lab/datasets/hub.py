@@ -1,4 +1,4 @@
-"""`hf:owner/name`, or `hf:` and a local folder: image datasets through the `datasets` library."""
+"""`hf:owner/name` or `hf:path/to/folder`: image datasets through the `datasets` library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
 
-from icmixup.lab.datasets.folder import ImageFile, read_source
+from icmixup.lab.datasets.folder import ImageFile, check_class_names, read_source
 from icmixup.lab.datasets.subsets import Source
 
 PREFIX = "hf:"
@@ -24,19 +24,19 @@ def read_hub(
     download: bool = True,
     show_progress: bool = False,
 ) -> Source:
-    """The dataset's train split and its test (else validation) split; without either, a fifth is held out.
+    """Read the train split and the test (else validation) split; without one, a fifth is held out.
 
-    Its image column is the first that holds images; its label column the one called `label` or the like, else
-    the first of class labels. A test split whose labels are hidden (-1) is passed over.
+    The image column is the first one with images. The label column is one of LABEL_NAMES, else the first one
+    with class labels. A test split with hidden labels (-1) is skipped.
     """
     splits = _load_splits(name.removeprefix(PREFIX), data_dir, download)
     train = splits.get("train", next(iter(splits.values())))
     image, label = _find_columns(name, train.features)
-    names = _class_names(train, label)
+    names = _label_names(train, label, name)
     labelled = (splits[key] for key in TEST_SPLITS if key in splits and splits[key] is not train)
     test = next((split for split in labelled if _has_labels(split, label)), None)
-    train_files = list(_files(train, image, label, names, f"{name} train"))
-    test_files = list(_files(test, image, label, names, f"{name} test")) if test is not None else []
+    train_files = list(_image_files(train, image, label, names, f"{name} train"))
+    test_files = list(_image_files(test, image, label, names, f"{name} test")) if test is not None else []
     return read_source(train_files, test_files, names, image_size, show_progress)
 
 
@@ -47,15 +47,15 @@ def _load_splits(spec: str, data_dir: Path, download: bool) -> Mapping[str, Any]
         raise ValueError(f"{PREFIX}{spec} needs the datasets library: pip install 'icmixup[hub]'") from error
     if (Path(spec) / "dataset_dict.json").exists():
         return dict(datasets.load_from_disk(spec))
-    reach = datasets.DownloadConfig(local_files_only=not download)
+    config = datasets.DownloadConfig(local_files_only=not download)
     cache = str(data_dir / "huggingface")
     try:
-        return dict(datasets.load_dataset(spec, cache_dir=cache, download_config=reach))
-    except Exception as error:  # the hub, the network and the file readers each have exceptions of their own
+        return dict(datasets.load_dataset(spec, cache_dir=cache, download_config=config))
+    except Exception as error:  # the hub, the network and the file readers raise unrelated types
         reason = " ".join(str(error).split())
         raise ValueError(
             f"could not load {PREFIX}{spec} ({reason}): "
-            "check the name and the network, or download it and give hf:FOLDER"
+            "check the name and the network, or download the dataset and use hf:FOLDER"
         ) from error
 
 
@@ -67,17 +67,16 @@ def _find_columns(name: str, features: Mapping[str, Any]) -> tuple[str, str]:
     labels = [key for key in LABEL_NAMES if key in features] + classes
     if not images or not labels:
         raise ValueError(
-            f"{name} has columns {', '.join(features)}, where an image column and a label column are needed: "
-            f"rename the labels' column to {LABEL_NAMES[0]!r}, or save the images as a folder"
+            f"{name} must have an image column and a label column, got {', '.join(features)}: "
+            f"rename the label column to {LABEL_NAMES[0]!r}, or save the images as a folder"
         )
     return images[0], labels[0]
 
 
-def _class_names(split: Any, label: str) -> tuple[str, ...]:
+def _label_names(split: Any, label: str, name: str) -> tuple[str, ...]:
     listed: Sequence[str] | None = getattr(split.features[label], "names", None)
     names = tuple(listed) if listed else tuple(str(value) for value in sorted(set(split[label])))
-    if len(names) < 2:
-        raise ValueError(f"column {label!r} has {len(names)} class; two are the least")
+    check_class_names(names, f"column {label!r} of {name}", "use a dataset with more classes")
     return names
 
 
@@ -85,7 +84,9 @@ def _has_labels(split: Any, label: str) -> bool:
     return label in split.features and all(value not in (None, -1) for value in split[label])
 
 
-def _files(split: Any, image: str, label: str, names: tuple[str, ...], where: str) -> Iterator[ImageFile]:
+def _image_files(
+    split: Any, image: str, label: str, names: tuple[str, ...], where: str
+) -> Iterator[ImageFile]:
     import datasets
 
     raw = split.cast_column(image, datasets.Image(decode=False))
@@ -95,7 +96,7 @@ def _files(split: Any, image: str, label: str, names: tuple[str, ...], where: st
         number = value if numbered else number_of.get(str(value), -1)
         if not 0 <= (-1 if number is None else number) < len(names):
             raise ValueError(
-                f"{where} has label {value!r} in row {row}, which is none of its {len(names)} classes"
+                f"{where} has label {value!r} in row {row}, expected one of its {len(names)} classes"
             )
         yield ImageFile(f"{where} row {row}", partial(_open_row, raw, row, image), number)
 

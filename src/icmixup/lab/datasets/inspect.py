@@ -1,4 +1,4 @@
-"""What `icmixup data list | get | check` say of datasets: values here, words and tables there."""
+"""What `icmixup data list | get | check` print about datasets, as values."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import NamedTuple
 
 import torch
 
-from icmixup.lab.datasets import STATISTICS, Dataset, load_dataset, measure_statistics
-from icmixup.lab.datasets.cifar import CLASSES, LAYOUTS, find_layout
+from icmixup.lab.datasets import STATISTICS, Dataset, DataSpec, load_dataset, measure_statistics
+from icmixup.lab.datasets.cifar import LAYOUTS, NUM_CLASSES, TEST_IMAGES, TRAIN_IMAGES, find_layout
 
-TRAIN_IMAGES, TEST_IMAGES = 50_000, 10_000  # of CIFAR-10, CIFAR-100 and both ciFAIR
 MEAN_TOLERANCE = 1e-4
 
 
 class Listing(NamedTuple):
-    """One known dataset and where it is."""
+    """A named dataset and where it is."""
 
     name: str
     train: int
@@ -24,11 +23,14 @@ class Listing(NamedTuple):
     classes: int
     size: str
     where: str
-    here: bool
+    available: bool
 
 
 class Check(NamedTuple):
-    """One claim about a dataset, what was found, and whether it holds (None: it does not, as published)."""
+    """A claim about a dataset, what was found, and whether it holds.
+
+    `holds` is None if the claim is false for the dataset as published, which is not an error.
+    """
 
     claim: str
     found: str
@@ -36,8 +38,8 @@ class Check(NamedTuple):
 
 
 def list_datasets(data_dir: Path) -> list[Listing]:
-    """The datasets that have a name, and whether each lies in data_dir."""
-    digits = Listing("digits", 1198, 599, 10, "1 x 8 x 8", "comes with scikit-learn", True)
+    """All named datasets, and whether each is in data_dir."""
+    digits = Listing("digits", 1198, 599, 10, "1 x 8 x 8", "ships with scikit-learn", True)
     return [digits, *(_listing(name, Path(data_dir)) for name in LAYOUTS)]
 
 
@@ -47,19 +49,19 @@ def _listing(name: str, data_dir: Path) -> Listing:
     archive = next((path for path in packed if path.exists()), None)
     found = data_dir / layout.archive.folder if layout else archive
     where = str(found) if found else f"not in {data_dir}: icmixup data get {name}"
-    sizes = (TRAIN_IMAGES, TEST_IMAGES, CLASSES[name])
+    sizes = (TRAIN_IMAGES, TEST_IMAGES, NUM_CLASSES[name])
     return Listing(name, *sizes, "3 x 32 x 32", where, found is not None)
 
 
 def get_dataset(name: str, data_dir: Path, *, show_progress: bool = False) -> Dataset:
-    """Bring a dataset into data_dir if it is not there, and read it once."""
-    return load_dataset(name, data_dir=Path(data_dir), show_progress=show_progress)
+    """Download a dataset into data_dir if it is not there, and load it."""
+    return load_dataset(DataSpec(name), Path(data_dir), show_progress=show_progress)
 
 
 def describe_dataset(dataset: Dataset) -> list[tuple[str, str]]:
-    """Rows (what, how much) of a dataset, to print as a table."""
+    """Rows (property, value) that describe a dataset, to print as a table."""
     counts = dataset.class_counts
-    large, small = int(counts.argmax()), int(counts.argmin())
+    largest, smallest = int(counts.argmax()), int(counts.argmin())
     shape = " x ".join(str(side) for side in dataset.train.images.shape[1:])
     rows = [
         ("dataset", dataset.name),
@@ -67,8 +69,8 @@ def describe_dataset(dataset: Dataset) -> list[tuple[str, str]]:
         ("test images", f"{len(dataset.test):,}"),
         ("classes", str(dataset.num_classes)),
         ("image", shape),
-        ("largest class", f"{dataset.class_names[large]}, {int(counts[large]):,} train images"),
-        ("smallest class", f"{dataset.class_names[small]}, {int(counts[small]):,} train images"),
+        ("largest class", f"{dataset.class_names[largest]}, {int(counts[largest]):,} train images"),
+        ("smallest class", f"{dataset.class_names[smallest]}, {int(counts[smallest]):,} train images"),
         ("mean", " ".join(f"{value:.4f}" for value in dataset.mean)),
         ("std", " ".join(f"{value:.4f}" for value in dataset.std)),
     ]
@@ -78,49 +80,51 @@ def describe_dataset(dataset: Dataset) -> list[tuple[str, str]]:
 
 
 def check_dataset(name: str, data_dir: Path, *, show_progress: bool = False) -> list[Check]:
-    """Read a dataset from disk, without downloading it, and test what must be true of it."""
-    dataset = load_dataset(name, data_dir=Path(data_dir), download=False, show_progress=show_progress)
+    """Load a dataset from disk, without downloading it, and check its properties."""
+    dataset = load_dataset(DataSpec(name), Path(data_dir), download=False, show_progress=show_progress)
     return [*_general_checks(dataset), *(_published_checks(dataset) if name in STATISTICS else [])]
 
 
 def _general_checks(dataset: Dataset) -> Iterator[Check]:
     train, test = dataset.train, dataset.test
     shapes = {tuple(split.images.shape[1:]) for split in (train, test)}
-    yield Check("train and test images have one shape", str(sorted(shapes)), len(shapes) == 1)
-    for what, split in (("train", train), ("test", test)):
+    yield Check("train and test images have the same shape", str(sorted(shapes)), len(shapes) == 1)
+    for kind, split in (("train", train), ("test", test)):
         counts = torch.bincount(split.labels, minlength=dataset.num_classes)
-        found = f"{int(counts.min()):,} to {int(counts.max()):,} images a class"
-        whole = len(counts) == dataset.num_classes and int(counts.min()) > 0
-        yield Check(f"every class has {what} images", found, whole)
+        found = f"{int(counts.min()):,} to {int(counts.max()):,} images per class"
+        complete = len(counts) == dataset.num_classes and int(counts.min()) > 0
+        yield Check(f"every class has {kind} images", found, complete)
     skipped = f"{len(dataset.skipped)} could not" + (
         f", first {dataset.skipped[0]}" if dataset.skipped else ""
     )
     yield Check("every file could be read", skipped, not dataset.skipped)
-    shared = count_shared(dataset)
-    # CIFAR-100 as published shares ten; ciFAIR was made to mend that.
-    excuse = None if dataset.name in STATISTICS else False
-    yield Check("no test image is a train image, bit for bit", f"{shared} are", shared == 0 or excuse)
+    duplicates = count_duplicates(dataset)
+    # CIFAR-100 as published has ten; ciFAIR was made to remove them.
+    otherwise = None if dataset.name in STATISTICS else False
+    yield Check(
+        "no test image is identical to a train image", f"{duplicates} are", duplicates == 0 or otherwise
+    )
 
 
 def _published_checks(dataset: Dataset) -> Iterator[Check]:
     found = (len(dataset.train), len(dataset.test))
-    whole = found == (TRAIN_IMAGES, TEST_IMAGES)
+    complete = found == (TRAIN_IMAGES, TEST_IMAGES)
     yield Check(
-        f"{TRAIN_IMAGES:,} train and {TEST_IMAGES:,} test images", f"{found[0]:,} and {found[1]:,}", whole
+        f"{TRAIN_IMAGES:,} train and {TEST_IMAGES:,} test images", f"{found[0]:,} and {found[1]:,}", complete
     )
     counts = dataset.class_counts
-    even = bool((counts == TRAIN_IMAGES // dataset.num_classes).all())
-    yield Check("train classes are equally large", f"{int(counts.min()):,} to {int(counts.max()):,}", even)
+    equal = bool((counts == TRAIN_IMAGES // dataset.num_classes).all())
+    yield Check("train classes have equal size", f"{int(counts.min()):,} to {int(counts.max()):,}", equal)
     mean, _ = measure_statistics(dataset.train.images)
-    far = max(abs(a - b) for a, b in zip(mean, dataset.mean, strict=True))
+    deviation = max(abs(a - b) for a, b in zip(mean, dataset.mean, strict=True))
     yield Check(
-        f"means are the published ones to {MEAN_TOLERANCE}",
+        f"means are the published ones to within {MEAN_TOLERANCE}",
         " ".join(f"{m:.5f}" for m in mean),
-        far < MEAN_TOLERANCE,
+        deviation < MEAN_TOLERANCE,
     )
 
 
-def count_shared(dataset: Dataset) -> int:
-    """Test images that are also train images, bit for bit."""
+def count_duplicates(dataset: Dataset) -> int:
+    """Number of test images that are identical to a training image."""
     train = {image.tobytes() for image in dataset.train.images.numpy()}
     return sum(image.tobytes() in train for image in dataset.test.images.numpy())

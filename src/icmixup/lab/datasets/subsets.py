@@ -1,27 +1,48 @@
-"""Images with labels, and parts of them: so many a class, a fraction, a long tail.
+"""Labelled images, and subsets of them: N per class, a fraction, a long tail.
 
-N images, C classes. A part is decided in two steps: how many images each class keeps (`part_counts`, no
-randomness), and which ones (`draw_part`, from a seed). The second ranks the images of a class once, so with
-one seed the smaller part lies inside the larger one.
+N images, C classes. A subset is chosen in two steps: how many images of each class it has (`subset_counts`,
+deterministic), and which ones (`draw_subset`, from a seed). The seed fixes one ranking of the images of each
+class, so a smaller subset is contained in a larger one with the same seed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-HOLD_OUT_SEED = 20231120  # fixed for good: a held-out part must be the same in every run of every recipe
-DEIC_TRAIN, DEIC_TOTAL = 30, 50  # images a class in a split of the DEIC benchmark; the other 20 validate
+HOLD_OUT_SEED = 20231120  # must never change: all runs have to be tested on the same held-out images
+DEIC_TRAIN, DEIC_TOTAL = 30, 50  # images per class in a split of the DEIC benchmark; 20 are for validation
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Which images a run trains on. Equal specs describe the same images; a spec is hashable."""
+
+    dataset: str
+    """digits, cifar10, cifar100, cifair10, cifair100, a folder of images, or hf:owner/name."""
+    _: KW_ONLY
+    fraction: float = 1.0
+    """Share of the training images of each class, applied after per_class."""
+    per_class: int | None = None
+    """Training images per class; None for all of them."""
+    imbalance: float = 1.0
+    """Size of the smallest class over that of the largest (0.01 or 100), applied last: see subset_counts."""
+    data_seed: int = 0
+    """Seed of the choice of training images, independent of the seed of training."""
+    split: int | None = None
+    """Split of the DEIC benchmark: train on its 50 images per class, those for validation included."""
+    image_size: int | None = None
+    """Side of the square images in pixels; None keeps the dataset's own size."""
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images of one part: (N, channels, H, W) uint8, and their labels, (N,) int64."""
+    """Images, (N, channels, H, W) uint8, and their labels, (N,) int64."""
 
     images: Tensor
     labels: Tensor
@@ -37,7 +58,7 @@ class Split:
 
 
 class Source(NamedTuple):
-    """What a reader hands over: all its images, before any part is taken."""
+    """All images of a dataset, as its reader returns them."""
 
     train: Split
     test: Split
@@ -47,7 +68,7 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A train part and a test set as tensors, with what is needed to feed them to a network.
+    """Training subset and test set as tensors, with their class names and normalisation constants.
 
     `mean` and `std` are per channel, of pixels in [0, 1].
     """
@@ -66,14 +87,14 @@ class Dataset:
 
     @property
     def class_counts(self) -> Tensor:
-        """(C,) int64, images of each class in the train part."""
+        """(C,) int64, training images of each class."""
         return torch.bincount(self.train.labels, minlength=self.num_classes)
 
     def to(self, device: torch.device | str) -> Dataset:
         return replace(self, train=self.train.to(device), test=self.test.to(device))
 
 
-def part_counts(
+def subset_counts(
     class_counts: Tensor,
     *,
     per_class: int | None = None,
@@ -81,15 +102,16 @@ def part_counts(
     imbalance: float = 1.0,
     class_names: Sequence[str] | None = None,
 ) -> Tensor:
-    """How many images of each class stay: per_class first, then fraction, then imbalance.
+    """Number of images that each class keeps: per_class is applied first, then fraction, then imbalance.
 
-    The long tail is n_c = int(n_max f^(c/(C-1))), c in label order, n_max the largest class that the first
-    two leave. The paper prints no rule; this one gives the known sizes of the LT-CIFAR sets it trains on.
-    f = 0.01 and f = 100 mean the same, and f = 1 leaves the classes as they are. A class that has fewer than
-    n_c images keeps them all.
+    The long tail is n_c = int(n_max f^(c/(C-1))), with c in label order and n_max the size of the largest
+    class after the first two steps. The paper states no rule; this one gives the known sizes of the LT-CIFAR
+    sets it trains on. f = 0.01 and f = 100 mean the same, and f = 1 changes nothing. A class with fewer than
+    n_c images keeps all of them.
 
     Args:
         class_counts: (C,) images of each class.
+        class_names: C names for error messages; label numbers by default.
 
     Returns:
         (C,) int64, none above class_counts.
@@ -97,34 +119,34 @@ def part_counts(
     counts = class_counts.cpu().long()
     names = class_names or [str(label) for label in range(len(counts))]
     if per_class is not None:
-        counts = _cap(counts, per_class, names)
-    counts = _shrink(counts, fraction)
-    return _bend(counts, imbalance, names)
+        counts = _cap_counts(counts, per_class, names)
+    counts = _scale_counts(counts, fraction)
+    return _long_tail_counts(counts, imbalance, names)
 
 
-def _cap(counts: Tensor, per_class: int, names: Sequence[str]) -> Tensor:
+def _cap_counts(counts: Tensor, per_class: int, names: Sequence[str]) -> Tensor:
     smallest = int(counts.argmin())
     most = int(counts[smallest])
     if not 1 <= per_class <= most:
         raise ValueError(
-            f"per_class is {per_class}, but class {names[smallest]!r} has {most} train images: "
-            f"give a whole number from 1 to {most}"
+            f"per_class must be from 1 to {most}, got {per_class}: "
+            f"the smallest class, {names[smallest]!r}, has {most} training images"
         )
     return torch.full_like(counts, per_class)
 
 
-def _shrink(counts: Tensor, fraction: float) -> Tensor:
+def _scale_counts(counts: Tensor, fraction: float) -> Tensor:
     if not 0 < fraction <= 1:
-        raise ValueError(f"fraction is {fraction}; give a number above 0 and up to 1 (0.1 keeps a tenth)")
+        raise ValueError(f"fraction must be above 0 and up to 1, got {fraction} (0.1 keeps a tenth)")
     kept = (counts * fraction + 0.5).floor().long()
     return torch.minimum(kept.clamp(min=1), counts)
 
 
-def _bend(counts: Tensor, imbalance: float, names: Sequence[str]) -> Tensor:
+def _long_tail_counts(counts: Tensor, imbalance: float, names: Sequence[str]) -> Tensor:
     if not (imbalance > 0 and math.isfinite(imbalance)):
         raise ValueError(
-            f"imbalance is {imbalance}; give the smallest class's share of the largest, "
-            "above 0 and up to 1 (0.01 and 100 mean the same)"
+            "imbalance must be the size of the smallest class over that of the largest, above 0 and finite "
+            f"(0.01 and 100 mean the same), got {imbalance}"
         )
     factor = imbalance if imbalance <= 1 else 1 / imbalance
     if factor == 1:
@@ -133,14 +155,14 @@ def _bend(counts: Tensor, imbalance: float, names: Sequence[str]) -> Tensor:
     tail = [int(largest * factor ** (label / last)) for label in range(len(counts))]
     if tail[-1] < 1:
         raise ValueError(
-            f"imbalance {imbalance} leaves class {names[-1]!r} empty: the largest has {largest} images, "
-            f"which allow {1 / largest:.3g} (or {largest}) at most, so give a milder one or more images"
+            f"imbalance {imbalance} leaves no image of class {names[-1]!r}: the largest class has {largest} "
+            f"images, so use {1 / largest:.3g} (or {largest}) at most, or more images"
         )
     return torch.minimum(counts, torch.tensor(tail))
 
 
 def class_ranks(labels: Tensor) -> Tensor:
-    """Place of each image among those of its class, in the order given: (N,) to (N,) int64."""
+    """Index of each image within its class, in the order given: (N,) labels to (N,) int64."""
     by_class = labels.argsort(stable=True)
     counts = torch.bincount(labels)
     first = (counts.cumsum(0) - counts)[labels[by_class]]
@@ -149,8 +171,8 @@ def class_ranks(labels: Tensor) -> Tensor:
     return ranks
 
 
-def draw_part(labels: Tensor, counts: Tensor, seed: int) -> Tensor:
-    """Rows of `counts[c]` images of each class c, drawn from the seed, in the order they had.
+def draw_subset(labels: Tensor, counts: Tensor, seed: int) -> Tensor:
+    """Rows of `counts[c]` random images of each class c, in their original order.
 
     Args:
         labels: (N,) int64.
@@ -166,23 +188,23 @@ def draw_part(labels: Tensor, counts: Tensor, seed: int) -> Tensor:
 
 
 def hold_out(split: Split, class_names: Sequence[str], parts: int) -> tuple[Split, Split]:
-    """Train and test from one split: one image in `parts` of each class is held out, the same ones always."""
+    """Split images into train and test: one in `parts` of each class is held out, always the same ones."""
     counts = torch.bincount(split.labels, minlength=len(class_names))
     label = int(counts.argmin())
     if counts[label] < 2:
         raise ValueError(
-            f"class {class_names[label]!r} has {int(counts[label])} image, and one must be held out for "
-            "testing: add images, or give a val/ folder or a test split"
+            f"class {class_names[label]!r} must have at least 2 images, got {int(counts[label])}, "
+            "because one is held out for testing: add images, or a val/ folder or a test split"
         )
     held = (counts / parts).round().long().clamp(min=1)
-    rows = draw_part(split.labels, held, HOLD_OUT_SEED)
+    rows = draw_subset(split.labels, held, HOLD_OUT_SEED)
     kept = torch.ones(len(split), dtype=torch.bool)
     kept[rows] = False
     return split[kept.nonzero().squeeze(1)], split[rows]
 
 
 def deic_rows(labels: Tensor, index: int) -> tuple[Tensor, Tensor]:
-    """Rows of DEIC's split i: per class, in the publisher's order, images [50i, 50i + 50).
+    """Rows of split i of the DEIC benchmark: images [50i, 50i + 50) of each class, in the publisher's order.
 
     Returns:
         (30 C,) rows to train on and (20 C,) rows to validate on.
@@ -190,12 +212,12 @@ def deic_rows(labels: Tensor, index: int) -> tuple[Tensor, Tensor]:
     most = int(torch.bincount(labels).min()) // DEIC_TOTAL
     if not 0 <= index < most:
         raise ValueError(
-            f"deic_split is {index}; this dataset has {most} splits of {DEIC_TOTAL} images a class, "
-            "counted from 0"
+            f"no split {index}: this dataset has {most} splits of {DEIC_TOTAL} images per class, "
+            "numbered from 0"
         )
-    place = class_ranks(labels) - index * DEIC_TOTAL
-    train = (place >= 0) & (place < DEIC_TRAIN)
-    validation = (place >= DEIC_TRAIN) & (place < DEIC_TOTAL)
+    position = class_ranks(labels) - index * DEIC_TOTAL
+    train = (position >= 0) & (position < DEIC_TRAIN)
+    validation = (position >= DEIC_TRAIN) & (position < DEIC_TOTAL)
     return train.nonzero().squeeze(1), validation.nonzero().squeeze(1)
 
 
@@ -205,5 +227,5 @@ def measure_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, 
     shares = [torch.bincount(c.flatten().cpu(), minlength=256).double() / c.numel() for c in images.unbind(1)]
     mean = [float(share @ values) for share in shares]
     spread = [float(share @ (values - m) ** 2) ** 0.5 for share, m in zip(shares, mean, strict=True)]
-    # A channel of one value would divide by zero.
+    # A constant channel would divide by zero.
     return tuple(mean), tuple(max(s, 1 / 255) for s in spread)

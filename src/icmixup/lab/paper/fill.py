@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 
+from icmixup.lab.datasets.cifar import NO_TWINS
+from icmixup.lab.paper.results import Result, experiment
 from icmixup.lab.paper.spec import PaperTable
 from icmixup.lab.training.recipe import Recipe
-from icmixup.lab.paper.results import Result, experiment
-from icmixup.lab.datasets.cifar import NO_TWINS
 
 STAND_INS = {"cifair10": NO_TWINS}
 """Datasets that may be tested on another's images, under that one's name."""

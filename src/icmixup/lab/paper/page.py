@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from icmixup.lab.paper.fill import describe_result, fill_table, index_results
 from icmixup.lab.paper.published import TABLES
 from icmixup.lab.paper.render import as_markdown, listing_cells, markdown_row
-from icmixup.lab.paper.fill import describe_result, fill_table, index_results
 from icmixup.lab.paper.results import Result, Results, conflicts
 from icmixup.lab.training.run_folder import write_atomically
 

@@ -8,11 +8,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
-from icmixup.lab.sweep.budget import work
-from icmixup.lab.paper.spec import Cell, PaperTable
-from icmixup.lab.paper.fill import STAND_INS, Index
-from icmixup.lab.training.recipe import Recipe
-from icmixup.lab.paper.results import experiment
 from icmixup.lab.datasets.cifar import (
     LAYOUTS,
     NO_TWINS,
@@ -22,6 +17,11 @@ from icmixup.lab.datasets.cifar import (
     find_layout,
     find_twins,
 )
+from icmixup.lab.paper.fill import STAND_INS, Index
+from icmixup.lab.paper.results import experiment
+from icmixup.lab.paper.spec import Cell, PaperTable
+from icmixup.lab.sweep.budget import work
+from icmixup.lab.training.recipe import Recipe
 
 
 class Plan(NamedTuple):

@@ -11,8 +11,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from icmixup.lab.paper.fill import MARK, Entry, FilledTable, Ours
 from icmixup.lab.comparison.table import NOTHING
+from icmixup.lab.paper.fill import MARK, Entry, FilledTable, Ours
 
 LATEX = {"%": r"\%", "&": r"\&", "_": r"\_", "±": r"$\pm$", MARK: r"$\dagger$", "#": r"\#"}
 

@@ -72,7 +72,9 @@ def check_execution(execution: Execution) -> None:
     engine, device, workers = execution.engine, execution.device, execution.workers
     check_choice("engine", engine, ENGINES)
     if engine == "ray" and device not in (None, "cpu", "cuda"):
-        raise ValueError(f"with --engine ray, --device must be cpu or cuda, got {device!r}: Ray assigns the GPU")
+        raise ValueError(
+            f"with --engine ray, --device must be cpu or cuda, got {device!r}: Ray assigns the GPU"
+        )
     if engine == "local" and execution.address is not None:
         raise ValueError(f"--address {execution.address!r} needs --engine ray")
     if workers is not None and workers < 1:
@@ -98,9 +100,7 @@ def collect_finished(recipes: Sequence[Recipe], out: Path, collector: Collector)
     return [recipe for recipe in dict.fromkeys(recipes) if recipe not in finished]
 
 
-def run_locally(
-    recipes: Sequence[Recipe], execution: Execution, number: int, collector: Collector
-) -> None:
+def run_locally(recipes: Sequence[Recipe], execution: Execution, number: int, collector: Collector) -> None:
     if number == 1:
         run_sequentially(recipes, execution, collector)
     elif has_one_gpu(execution.device):

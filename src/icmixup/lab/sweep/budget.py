@@ -15,21 +15,20 @@ from pathlib import Path
 
 import torch
 
-from icmixup.lab.datasets.subsets import DEIC_TOTAL, part_counts
-from icmixup.lab.training.recipe import Recipe
-from icmixup.lab.training.run_folder import write_atomically
-from icmixup.lab.datasets.cifar import CLASSES, NO_TWINS
+from icmixup.lab.datasets.cifar import NO_TWINS, NUM_CLASSES, TRAIN_IMAGES
+from icmixup.lab.datasets.subsets import DEIC_TOTAL, subset_counts
+from icmixup.lab.sweep.local import threads_per_run
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import Diverged, RunProgress, train
 from icmixup.lab.training.ranks import pick_device
-from icmixup.lab.sweep.local import threads_per_run
+from icmixup.lab.training.recipe import Recipe
+from icmixup.lab.training.run_folder import write_atomically
 from icmixup.methods import find_method
 
 DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 MARGIN = 0.9  # of the budget is planned; evaluations and checkpoints take the rest
-TRIAL_SHARE, TRIAL_SECONDS = 0.05, (1.0, 30.0)  # of the budget, within these bounds, is spent on measuring an epoch
+TRIAL_SHARE, TRIAL_SECONDS = 0.05, (1.0, 30.0)  # share and bounds of measuring
 TRIAL_EPOCHS = 50  # or as many as fit into that time
-TRAIN_IMAGES = 50_000  # of every CIFAR and ciFAIR
 # Work per image relative to ResNet-18, and per step regardless of its images. They only determine the order of
 # runs and the estimate of their time.
 WORK = {"resnet18": 1.0, "resnet34": 1.7, "resnet50": 2.5, "resnet32": 0.4, "wrn16-8": 2.2, "small-cnn": 0.1}
@@ -155,11 +154,11 @@ def work(recipe: Recipe) -> float:
 def count_images(recipe: Recipe) -> int:
     """Number of training images of a recipe, without loading them."""
     name = "cifar10" if recipe.dataset == NO_TWINS else recipe.dataset
-    if name not in CLASSES:
+    if name not in NUM_CLASSES:
         return TRAIN_IMAGES
-    classes = CLASSES[name]
+    classes = NUM_CLASSES[name]
     each = TRAIN_IMAGES // classes if recipe.split is None else DEIC_TOTAL
-    counts = part_counts(
+    counts = subset_counts(
         torch.full((classes,), each),
         per_class=recipe.per_class,
         fraction=recipe.fraction,

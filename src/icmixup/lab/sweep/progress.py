@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 if TYPE_CHECKING:
-    from icmixup.lab.training.recipe import Recipe
     from icmixup.lab.training.loop import RunProgress
+    from icmixup.lab.training.recipe import Recipe
 
 QUIET_SECONDS = 60.0  # longest time without a line where there is no terminal
 

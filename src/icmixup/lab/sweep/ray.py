@@ -32,9 +32,7 @@ def run_on_ray(recipes: Sequence[Recipe], execution: Execution, collector: Colle
         share = requested_resources(ray, execution.device, execution.workers)
         mailbox = None if collector.on_progress is None else open_mailbox(ray)
         # A shared file system fails now and then, and a lost node may keep writing for a moment.
-        task = ray.remote(run_on_node).options(
-            **share, max_retries=NODE_RETRIES, retry_exceptions=[OSError]
-        )
+        task = ray.remote(run_on_node).options(**share, max_retries=NODE_RETRIES, retry_exceptions=[OSError])
         on_node = execution_on_node(execution, share)
         runs = {task.remote(recipe, on_node, Path.cwd(), mailbox): recipe for recipe in recipes}
         try:
@@ -92,7 +90,9 @@ def requested_resources(ray: ModuleType, device: str | None, workers: int | None
         return {"num_cpus": 1, "num_gpus": 1 / (workers or 1)}
     cores = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
     if not any(cores):
-        raise ValueError("no node of this Ray cluster offers CPU cores; start one with `ray start --num-cpus 4`")
+        raise ValueError(
+            "no node of this Ray cluster offers CPU cores; start one with `ray start --num-cpus 4`"
+        )
     smallest = min(number for number in cores if number)
     return {"num_cpus": max(1, smallest // workers) if workers else 1}
 

@@ -1,6 +1,6 @@
-"""What a trained model is worth: accuracy, by class and by class size, and how honest its probabilities are.
+"""Metrics of a trained model: accuracy, per class and by class size, and calibration.
 
-Letters: N test images, C classes.
+N test images, C classes.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from icmixup.calibration import check_scored, fit_temperature, negative_log_likelihood
 from icmixup.lab.augment import normalise
 from icmixup.lab.datasets import Split
-from icmixup.calibration import check_scored, fit_temperature, negative_log_likelihood
 
-# Training images of classes that are "many", and of classes that are "few": the bounds of Liu et al. (2019).
+# Training images of "many-shot" and "few-shot" classes: the bounds of Liu et al. (2019).
 MANY_ABOVE, FEW_BELOW = 100, 20
 CALIBRATION_BINS = 15
 
@@ -23,29 +23,29 @@ Metrics = dict[str, float | list[float | None] | None]
 
 
 def evaluate(scores: Tensor, labels: Tensor, class_counts: Tensor) -> Metrics:
-    """Every number we report of one model on one test set.
+    """Compute all metrics of one model on one test set.
 
     Accuracies and calibration errors are percentages, NLL is in nats. The scaled NLL and calibration error
-    are those of scores / T, where each half of the test set gets the T fitted on the other half, so that no
-    image has a say in its own temperature (see `two_folds`).
+    are those of scores / T, where T of each half of the test set is fitted on the other half, so that the
+    temperature of an image does not depend on its own label (see `two_folds`).
 
     Args:
         scores: (N, C) logits of the whole test set.
-        labels: (N,) integers, their classes; a class may be absent.
-        class_counts: (C,) sizes of the classes in the training set.
+        labels: (N,) integers; a class may be absent.
+        class_counts: (C,) training images of each class.
 
     Returns:
-        accuracy: share of test images that are right.
-        class_accuracies: C of them, None where the test set has no image of that class.
-        many, medium, few: mean of these over classes of > 100, 20 to 100 and < 20 training images; None
-            where there is no such class.
-        nll, calibration_error: of the scores as they are; 15 bins, mean absolute gap.
-        nll_scaled, calibration_error_scaled: over both halves, as above.
-        fitted_temperature: mean of the two halves' temperatures.
+        accuracy: of all test images.
+        class_accuracies: list of C, None for a class without test images.
+        many, medium, few: mean class accuracy over classes of > 100, 20 to 100 and < 20 training images;
+            None if there is no such class.
+        nll, calibration_error: of the scores as given; expected calibration error with 15 bins.
+        nll_scaled, calibration_error_scaled: after temperature scaling, as above.
+        fitted_temperature: mean of the temperatures of both halves.
     """
     scores, labels, class_counts = scores.detach().cpu(), labels.cpu(), class_counts.cpu()
     check_evaluable(scores, labels, class_counts)
-    scaled, temperature = cross_scaled(scores, labels)
+    scaled, temperature = cross_fit_temperature(scores, labels)
     per_class = class_accuracies(scores, labels)
     return {
         "accuracy": 100 * (scores.argmax(dim=1) == labels).double().mean().item(),
@@ -60,12 +60,12 @@ def evaluate(scores: Tensor, labels: Tensor, class_counts: Tensor) -> Metrics:
 
 
 def class_accuracies(scores: Tensor, labels: Tensor) -> list[float | None]:
-    """Percentage right in each of the C classes, None for a class without test images."""
-    # Imported here: torchmetrics takes longer to import than the command line to answer.
+    """Accuracy of each of the C classes in percent, None for a class without test images."""
+    # Imported here because torchmetrics is slow to import, and most commands do not need it.
     from torchmetrics.functional.classification import multiclass_accuracy
 
     num_classes = scores.shape[1]
-    # float64, since a percentage of a few images should not print as 66.66667.
+    # float64, because a percentage of a few images should not print as 66.66667.
     shares = multiclass_accuracy(scores, labels, num_classes, average=None, validate_args=False).double()
     sizes = labels.bincount(minlength=num_classes)
     right = (shares * sizes).round()
@@ -73,7 +73,7 @@ def class_accuracies(scores: Tensor, labels: Tensor) -> list[float | None]:
 
 
 def size_group_accuracies(per_class: Sequence[float | None], class_counts: Tensor) -> dict[str, float | None]:
-    """Mean class accuracy of the classes with many, a medium number of and few training images."""
+    """Mean class accuracy of the classes with many, medium and few training images."""
     groups: dict[str, list[float]] = {"many": [], "medium": [], "few": []}
     for accuracy, count in zip(per_class, class_counts.tolist(), strict=True):
         if accuracy is not None:
@@ -88,10 +88,10 @@ def size_group(count: int) -> str:
 
 
 def calibration_error(scores: Tensor, labels: Tensor) -> float:
-    """Percentage by which confidence and accuracy differ, averaged over images in 15 bins of confidence."""
+    """Expected calibration error in percent: mean |confidence - accuracy| over 15 bins of confidence."""
     from torchmetrics.functional.classification import multiclass_calibration_error
 
-    # torchmetrics keeps a bin of its own for a confidence of exactly 1, which saturated scores would fill.
+    # torchmetrics has a separate bin for a confidence of exactly 1, which saturated scores would fill.
     below_one = torch.nextafter(torch.tensor(1.0), torch.tensor(0.0)).item()
     probabilities = scores.double().softmax(dim=1).clamp(max=below_one)
     error = multiclass_calibration_error(
@@ -100,8 +100,12 @@ def calibration_error(scores: Tensor, labels: Tensor) -> float:
     return 100 * error.item()
 
 
-def cross_scaled(scores: Tensor, labels: Tensor) -> tuple[Tensor, float]:
-    """Scores over the temperature that the other half of the test set asks for, and the mean of the two."""
+def cross_fit_temperature(scores: Tensor, labels: Tensor) -> tuple[Tensor, float]:
+    """Divide the scores of each half of the test set by the temperature fitted on the other half.
+
+    Returns:
+        (N, C) scaled scores, and the mean of the two temperatures.
+    """
     second = two_folds(labels)
     for_second = fit_temperature(scores[~second], labels[~second])
     for_first = fit_temperature(scores[second], labels[second])
@@ -110,9 +114,9 @@ def cross_scaled(scores: Tensor, labels: Tensor) -> tuple[Tensor, float]:
 
 
 def two_folds(labels: Tensor) -> Tensor:
-    """(N,) True for the second fold; a class's images, in the test set's order, go to either fold by turns.
+    """(N,) True for images in the second fold; the images of a class alternate between the folds.
 
-    The turns run on from class to class, so that classes of one image each do not all land in one fold.
+    The alternation continues from class to class, so that classes of one image are not all in the same fold.
     """
     second = torch.empty(len(labels), dtype=torch.bool)
     second[labels.argsort(stable=True)] = torch.arange(len(labels)) % 2 == 1
@@ -120,15 +124,19 @@ def two_folds(labels: Tensor) -> Tensor:
 
 
 def check_evaluable(scores: Tensor, labels: Tensor, class_counts: Tensor) -> None:
+    """Raise an error for inputs that `evaluate` does not support."""
     check_scored(scores, labels)
     if len(scores) < 2:
         raise ValueError(
-            "the test set has one image; it needs two or more, since one half sets the other's temperature"
+            f"the test set must have at least 2 images, got {len(scores)}, "
+            "because the temperature of each half is fitted on the other: add test images"
         )
-    if scores.shape[1] < 2 or class_counts.shape != scores.shape[1:]:
+    if scores.shape[1] < 2:
+        raise ValueError(f"scores must have at least 2 classes, got {tuple(scores.shape)}")
+    if class_counts.shape != scores.shape[1:]:
         raise ValueError(
-            f"scores have {scores.shape[1]} classes and class_counts are {tuple(class_counts.shape)}; "
-            "wanted (C,) counts of the training set for the same C classes, two or more"
+            f"class_counts must be ({scores.shape[1]},), one count for each class of the scores, "
+            f"got {tuple(class_counts.shape)}"
         )
 
 
@@ -141,14 +149,14 @@ def split_scores(
     batch_size: int = 1000,
     autocast_dtype: torch.dtype | None,
 ) -> Tensor:
-    """The model's scores of every image of a split, in evaluation mode; each module's mode is put back after.
+    """Compute the scores of all images of a split in evaluation mode; the mode of each module is restored.
 
     Args:
         model: takes (B, channels, H, W) float32, on any device.
         split: N images (uint8, not augmented) with their labels.
-        mean, std: (channels,) of pixels in [0, 1], as the model was trained with.
-        batch_size: images at a time; it changes speed and memory, not the scores.
-        autocast_dtype: such as torch.bfloat16; None for float32.
+        mean, std: (channels,) of pixels in [0, 1], the ones used in training.
+        batch_size: affects speed and memory, not the scores.
+        autocast_dtype: for example torch.bfloat16; None for float32.
 
     Returns:
         (N, C) float32 on the CPU.
@@ -161,13 +169,13 @@ def split_scores(
     with evaluation_mode(model), torch.inference_mode(), autocast:
         for images in torch.split(split.images, batch_size):
             blocks.append(model(normalise(images.to(device), mean, std)).float())
-    # Copied once at the end, so that a GPU is never waited for between blocks.
+    # Copied once at the end, to avoid a synchronisation after each block.
     return torch.cat(blocks).cpu()
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """model.eval() inside, and after it every module in the mode it had, also when the block raises."""
+    """Context with model.eval(); afterwards every module gets its former mode back, also after an error."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -208,7 +208,8 @@ class Recipe(Numerics, Mixing, Augmentation, Optimisation, Subset, Task):
         from icmixup.lab.datasets import DataSpec
 
         return DataSpec(
-            dataset=self.dataset, **{entry.name: getattr(self, entry.name) for entry in dataclasses.fields(Subset)}
+            dataset=self.dataset,
+            **{entry.name: getattr(self, entry.name) for entry in dataclasses.fields(Subset)},
         )
 
     @property

@@ -122,7 +122,11 @@ def read_checkpoint(path: Path, recipe: Recipe, device: torch.device) -> Checkpo
         raise ValueError(foreign)
     try:
         state: Checkpoint = torch.load(io.BytesIO(body), map_location=device, weights_only=True)
-    except (pickle.UnpicklingError, EOFError, RuntimeError) as error:  # intact, but contains more than weights
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        RuntimeError,
+    ) as error:  # intact, but contains more than weights
         raise ValueError(foreign) from error
     if state.get("recipe") != recipe.key:
         raise ValueError(

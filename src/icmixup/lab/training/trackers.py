@@ -1,4 +1,4 @@
-"""TensorBoard and Weights & Biases, for those who watch their runs there."""
+"""Logging to TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Track = Callable[[int, dict[str, float]], None]
 
 @contextmanager
 def open_trackers(names: tuple[str, ...], run: Run) -> Iterator[Track]:
-    """Within this context, track(epoch, values) reaches every tracker asked for."""
+    """Context that opens the named trackers and yields track(epoch, values), which logs to all of them."""
     unknown = [name for name in names if name not in TRACKERS]
     if unknown:
         raise ValueError(f"no tracker {unknown[0]!r}; there are {' and '.join(TRACKERS)}")
@@ -23,14 +23,15 @@ def open_trackers(names: tuple[str, ...], run: Run) -> Iterator[Track]:
         tracks = [stack.enter_context(openers[name](run)) for name in names if rank() == 0]
 
         def track(epoch: int, values: dict[str, float]) -> None:
-            for each in tracks:
-                each(epoch, values)
+            for log in tracks:
+                log(epoch, values)
 
         yield track
 
 
 @contextmanager
 def open_tensorboard(run: Run) -> Iterator[Track]:
+    """Context that logs to run.folder / tensorboard."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
@@ -49,11 +50,12 @@ def open_tensorboard(run: Run) -> Iterator[Track]:
 
 @contextmanager
 def open_wandb(run: Run) -> Iterator[Track]:
+    """Context that logs to the project icmixup of Weights & Biases."""
     try:
         import wandb
     except ImportError as error:
         raise ValueError("wandb is not installed; pip install icmixup[trackers]") from error
-    # One id a recipe, so that a resumed run goes on in the same curve.
+    # One id per recipe, so that a resumed run continues the same curve.
     with wandb.init(
         project="icmixup", name=run.recipe.name, id=run.recipe.key, resume="allow", dir=run.folder
     ) as board:
