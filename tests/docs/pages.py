@@ -1,4 +1,4 @@
-"""The project's pages, taken apart: their code blocks, tables and sections."""
+"""Parse the documentation pages: code blocks, tables and sections."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 README = ROOT / "README.md"
-PAPER, CARDS, FINDINGS = (ROOT / "docs" / f"{name}.md" for name in ("paper", "methods", "findings"))
+PAPER, CARDS, FINDINGS, SPEED, ARCHITECTURE, LOG = (
+    ROOT / "docs" / f"{name}.md" for name in ("paper", "methods", "findings", "speed", "architecture", "log")
+)
 
 
 def page_name(page: Path) -> str:

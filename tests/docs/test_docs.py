@@ -1,4 +1,4 @@
-"""The README and the docs say what is: their code runs, and their tables and trees are those of the code."""
+"""The documentation matches the code: code blocks run, and tables, trees, links and flags are real."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pages import CARDS, PAGES, PAPER, README, ROOT, blocks, page_name, rows, section
+from pages import ARCHITECTURE, CARDS, PAGES, PAPER, README, ROOT, blocks, page_name, rows, section
 
 from icmixup import METHODS, Method
 
@@ -41,23 +41,26 @@ def test_the_line_that_replaces_a_criterion_runs() -> None:
         assert criterion(torch.tensor([[3.0, 1.0], [0.0, 1.0]]), targets).shape == ()
 
 
-def test_readme_tree_is_the_real_tree() -> None:
-    tree = next(text for _, text in blocks(README, "") if text.startswith("src/icmixup/"))
-    folder, told = "", []
-    for line in filter(None, tree.splitlines()):
+def file_tree() -> str:
+    return next(text for _, text in blocks(ARCHITECTURE, "") if text.startswith("src/icmixup/"))
+
+
+def test_the_tree_in_the_architecture_page_is_the_real_tree() -> None:
+    folder, listed = "", []
+    for line in filter(None, file_tree().splitlines()):
         name, *words = line.split()
-        assert words, f"{name} stands in the tree without a word about it"
+        assert words, f"{name} has no description in the tree"
         folder = folder if line.startswith(" ") else name
-        told += [folder + name] if line.startswith(" ") else []
+        listed += [folder + name] if line.startswith(" ") else []
     paths = (ROOT / "src" / "icmixup").rglob("*")
     files = {path.relative_to(ROOT).as_posix() for path in paths if path.is_file() and path.suffix != ".pyc"}
-    assert sorted(set(told) - files) == [], "told in the tree, but not there"
-    assert sorted(files - set(told)) == [], "there, but not told in the tree"
-    assert len(set(told)) == len(told), "told twice"
+    assert sorted(set(listed) - files) == [], "listed in the tree, but missing"
+    assert sorted(files - set(listed)) == [], "present, but not listed in the tree"
+    assert len(set(listed)) == len(listed), "listed twice"
 
 
 def test_tree_lines_up_and_fits() -> None:
-    tree = next(text for _, text in blocks(README, "") if text.startswith("src/icmixup/"))
+    tree = file_tree()
     starts = {re.match(r"\s*\S+\s+", line).end() for line in filter(None, tree.splitlines())}  # type: ignore[union-attr]
     assert len(starts) == 1
     assert max(map(len, tree.splitlines())) <= 110
@@ -82,27 +85,33 @@ def test_functions_and_tests_named_for_an_equation_exist(row: list[str]) -> None
 
 def test_every_function_and_test_named_on_the_paper_page_exists() -> None:
     spans = re.findall(r"`([\w.]+)`", PAPER.read_text())
-    rooms = "|".join(path.stem for path in (ROOT / "src" / "icmixup").glob("*.py"))
-    dotted = {span for span in spans if re.fullmatch(rf"(?:{rooms})\.\w+", span)} - {
-        page.name for page in PAGES
-    }
+    modules = "|".join(map(re.escape, library_modules()))
+    dotted = {span for span in spans if re.fullmatch(rf"(?:{modules})\.\w+", span)}
+    dotted -= {page.name for page in PAGES} | set(library_modules())
     assert dotted
     assert [span for span in dotted if not is_callable(span)] == []
     assert {span for span in spans if span.startswith("test_")} <= names_of_tests()
 
 
+def library_modules() -> list[str]:
+    """Dotted names below icmixup, without the lab: pairs, contrast.plain, ..."""
+    source = ROOT / "src" / "icmixup"
+    paths = (path.relative_to(source).with_suffix("") for path in source.rglob("*.py"))
+    return [".".join(path.parts).removesuffix(".__init__") for path in paths if path.parts[0] != "lab"]
+
+
 def is_callable(dotted: str) -> bool:
-    room, name = dotted.rsplit(".", 1)
-    return callable(getattr(importlib.import_module(f"icmixup.{room}"), name, None))
+    module, name = dotted.rsplit(".", 1)
+    return callable(getattr(importlib.import_module(f"icmixup.{module}"), name, None))
 
 
 def names_of_tests() -> set[str]:
-    trees = (ast.parse(path.read_text()) for path in (ROOT / "tests").glob("test_*.py"))
+    trees = (ast.parse(path.read_text()) for path in (ROOT / "tests").rglob("test_*.py"))
     return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
-def test_ten_decisions_each_say_what_we_do() -> None:
-    text = section(PAPER, "Where paper and released code part ways")
+def test_each_of_the_ten_decisions_states_what_we_do() -> None:
+    text = section(PAPER, "Where the paper and the released code differ")
     decisions = re.split(r"^\*\*(?=\d+\. )", text, flags=re.M)[1:]
     assert [int(decision.split(".")[0]) for decision in decisions] == list(range(1, 11))
     assert [decision[:2] for decision in decisions if "*We*" not in decision] == []
@@ -121,10 +130,10 @@ def test_every_method_has_exactly_one_card() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_settings_on_a_card_are_those_of_the_method(name: str) -> None:
-    told = eval(f"dict({cards()[name]})")
-    assert Method(**told) == METHODS[name]
+    printed = eval(f"dict({cards()[name]})")
+    assert Method(**printed) == METHODS[name]
     if METHODS[name].draw != "none":
-        assert "alpha" in told, "alpha is a number that every reader asks for"
+        assert "alpha" in printed, "every method that mixes prints its alpha"
 
 
 def test_every_card_has_a_formula_and_a_source() -> None:
@@ -137,14 +146,14 @@ def test_every_card_has_a_formula_and_a_source() -> None:
 
 
 def test_table_of_settings_is_the_dataclass() -> None:
-    told = {row[0].strip("`"): row[1].strip("`") for row in rows(section(CARDS, "All settings"))[1:]}
+    printed = {row[0].strip("`"): row[1].strip("`") for row in rows(section(CARDS, "All settings"))[1:]}
     fields = dataclasses.fields(Method)
-    assert list(told) == [field.name for field in fields]
+    assert list(printed) == [field.name for field in fields]
     for field in fields:
         if field.default is dataclasses.MISSING:
-            assert told[field.name] == ""
+            assert printed[field.name] == ""
         else:
-            assert ast.literal_eval(told[field.name]) == field.default
+            assert ast.literal_eval(printed[field.name]) == field.default
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
@@ -152,15 +161,15 @@ def test_links_to_pages_and_headings_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\((?!https?://)([^)\s]+)\)", page.read_text()):
         path, _, anchor = link.partition("#")
         target = page.parent / path if path else page
-        assert target.exists(), f"{link} is not there"
+        assert target.exists(), f"{link} does not exist"
         if anchor:
             titles = re.findall(r"^#+ (.+)$", target.read_text(), re.M)
             slugs = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
-            assert anchor in slugs, f"{link} names no heading"
+            assert anchor in slugs, f"{link} is not a heading of that page"
 
 
 def commands() -> list[str]:
-    """Every icmixup command of the pages, its lines joined, without its comment."""
+    """Every icmixup command on the pages, continuation lines joined and comments removed."""
     text = "\n".join(text for page in PAGES for _, text in blocks(page, "console", "bash"))
     text = text.replace("\\\n", " ")
     return [line.split("#")[0].strip() for line in re.findall(r"^\$ (icmixup .*)$", text, re.M)]
@@ -184,17 +193,17 @@ def test_flags_of_a_printed_command_exist(
 ) -> None:
     words = command.split()[1:]
     first_flag = next((n for n, word in enumerate(words) if word.startswith("-")), len(words))
-    told = help_of(words[:first_flag], capsys, monkeypatch)
+    text = help_of(words[:first_flag], capsys, monkeypatch)
     for flag in re.findall(r"--[a-z][\w-]*", command):
-        assert re.search(rf"{flag}(?![\w-])", told), f"{flag} is not in the help of icmixup {words[0]}"
+        assert re.search(rf"{flag}(?![\w-])", text), f"{flag} is not in the help of icmixup {words[0]}"
 
 
 def test_flags_named_in_the_text_exist(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = help_of(["train"], capsys, monkeypatch)
+    text = help_of(["train"], capsys, monkeypatch)
     for flag in re.findall(r"`(--[a-z][\w-]*)", PAPER.read_text()):
-        assert re.search(rf"{flag}(?![\w-])", told), f"{flag} is not in the help of icmixup train"
+        assert re.search(rf"{flag}(?![\w-])", text), f"{flag} is not in the help of icmixup train"
 
 
 def test_version_is_the_same_everywhere() -> None:
@@ -205,8 +214,8 @@ def test_version_is_the_same_everywhere() -> None:
     assert newest[1] == version
 
 
-# Folders of somebody's machine, addresses with a password in them, hosts that are not public. A test may have
-# its own server on 127.0.0.1.
+# Home and work folders, URLs with a password, and hosts that are not public. Tests may use a server on
+# 127.0.0.1.
 PRIVATE = re.compile(
     r"(?<![\w.$}~)])/(?:home|root|Users|work|mnt|opt)/\w"
     r"|https?://[^/\s:@\"']+:[^/\s@\"']+@"
@@ -214,10 +223,35 @@ PRIVATE = re.compile(
 )
 
 
-@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="only a checkout knows which files are tracked")
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a git checkout to list tracked files")
 def test_no_tracked_file_names_a_private_machine_or_registry() -> None:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
     for name in filter(None, listed.stdout.split("\0")):
         if (ROOT / name).is_file():
             found = PRIVATE.search((ROOT / name).read_text(errors="ignore"))
             assert not found, f"{name} names {found[0]}"
+
+
+WORDS = 1300
+
+
+def test_the_readme_is_short_and_in_order() -> None:
+    text = README.read_text()
+    assert len(text.split()) <= WORDS
+    titles = re.findall(r"^## (.+)$", text, re.M)
+    assert titles == [
+        *("Four lines in your loop", "Install", "Does it help?", "Try it on your data"),
+        *("What is reproduced so far", "Read more", "Citation", "Licence"),
+    ]
+    assert all(command in section(README, "Install") for command in ("$ make demo", "$ make test"))
+
+
+def test_the_picture_of_the_idea_shows_what_its_script_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    idea = importlib.import_module("draw_idea").compute_idea()
+    # S~ from scores and targets is every mixed image under every interpolated classifier (Eq. 2).
+    torch.testing.assert_close(idea.mixed_scores, idea.inputs @ idea.classifiers.T)
+    diagonal = torch.arange(len(idea.inputs))
+    assert torch.equal(idea.mixed_scores.argmax(dim=1), diagonal)
+    assert torch.equal(idea.mixed_scores.argmax(dim=0), diagonal)
+    assert (ROOT / "docs" / "idea.png").stat().st_size < 150_000

@@ -1,4 +1,4 @@
-"""Every figure on the pages is made from its rows, and every row says where it was made."""
+"""Every number on the pages is computed from rows in results/, and every row names its commit and device."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
-from pages import FINDINGS, PAPER, README, ROOT, page_name, rows, section
+from pages import FINDINGS, LOG, PAPER, README, ROOT, SPEED, page_name, rows
 
 from icmixup import METHODS
 from icmixup.lab.comparison.statistics import MEASURES, Standing, paired_difference, rank_methods
+from icmixup.lab.paper.fill import FilledTable, fill_table, index_results
+from icmixup.lab.paper.published import PAPER as PAPER_TABLES
 from icmixup.lab.paper.published import TABLES
+from icmixup.lab.paper.results import read_rows
 from icmixup.lab.paper.spec import METHOD_ROWS
 
 
 def standings(file: str, baseline: str) -> list[Standing]:
-    """What the rows of a comparison in results/ come to."""
+    """The ranking of methods that follows from the rows of a comparison in results/."""
     with (ROOT / "results" / file).open() as text:
         runs = [
             {**run, **{name: float(run[name]) if run[name] else None for name in ("accuracy", *MEASURES)}}
@@ -29,34 +32,37 @@ def standings(file: str, baseline: str) -> list[Standing]:
     return list(rank_methods(runs, methods, seeds, baseline))
 
 
-def told(heading: str, page: Path = README) -> list[list[str]]:
-    """The rows of the page's table whose second column is called so."""
+def table_under(heading: str, page: Path = FINDINGS) -> list[list[str]]:
+    """The rows of the page's table whose second column starts with this heading."""
     tables = [rows(block) for block in page.read_text().split("\n\n") if block.startswith("|")]
     return next(table[1:] for table in tables if table[0][1].startswith(heading))
 
 
 def flat(page: Path) -> str:
-    """A page's text in one line, so that a sentence is found however it is broken."""
+    """A page's text on one line, so that line breaks do not matter."""
     return " ".join(page.read_text().split())
 
 
-def rival(one: Standing) -> str:
+def mean_or_difference(one: Standing) -> str:
+    """The mean of the baseline, and the difference to it of every other method."""
     return f"{one.mean:.1f} %" if one.difference is None else str(one.difference)
 
 
 def accuracies(measure: str = "accuracy", **fields: str) -> list[float]:
-    """A measure of the rows of results/runs.csv with these fields, in the order of their seeds."""
+    """A measure of the rows of results/runs.csv with these fields, ordered by seed."""
     with (ROOT / "results" / "runs.csv").open(newline="") as file:
         found = [row for row in csv.DictReader(file) if fields.items() <= row.items()]
     return [float(row[measure]) for row in sorted(found, key=lambda row: int(row["seed"]))]
 
 
 def spread(found: list[float]) -> str:
+    if len(found) == 1:
+        return f"{found[0]:.1f}"
     return f"{fmean(found):.1f} ± {stdev(found):.1f}"
 
 
 def published(table: str, column: str) -> dict[str, str]:
-    """The paper's numbers of a column, by our names of its methods."""
+    """The paper's numbers in a column, by method name."""
     found = TABLES[table]
     numbers = {
         METHOD_ROWS[row]["method"]: found.paper_says(row, column) for row in found.rows if row in METHOD_ROWS
@@ -65,123 +71,123 @@ def published(table: str, column: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*.csv")), ids=page_name)
-def test_every_row_says_where_it_was_made_and_from_which_commit(path: Path) -> None:
+def test_every_row_names_its_device_versions_commit_and_date(path: Path) -> None:
     with path.open() as text:
         for row in csv.DictReader(text):
             assert all(row[name] for name in ("device", "torch", "commit", "date"))
-            assert re.fullmatch("[0-9a-f]{7,}", row["commit"]), "a tree that no commit holds"
+            assert re.fullmatch("[0-9a-f]{7,}", row["commit"]), "not a commit hash"
 
 
-def test_the_readme_s_demo_is_made_from_its_rows() -> None:
+def test_the_demo_is_computed_from_its_rows() -> None:
     def line(one: Standing) -> list[str]:
         few, raw, scaled = (
             f"{one.average(name):.1f}" for name in ("few", "calibration_error", "calibration_error_scaled")
         )
         return [one.method, f"{one.mean:.1f} ± {one.std:.1f}", few, f"{raw} → {scaled}"]
 
-    assert told("accuracy, %") == [line(one) for one in standings("demo.csv", "mixup")]
+    assert table_under("accuracy, %") == [line(one) for one in standings("demo.csv", "mixup")]
 
 
-def test_long_tails_among_the_findings_are_made_from_their_rows() -> None:
+def test_long_tails_are_computed_from_their_rows() -> None:
     digits, cifar = (standings(f"{name}_lt.csv", "balanced-mixup") for name in ("digits", "cifar10"))
-    on_cifar = {one.method: rival(one) for one in cifar}
-    assert told("digits, 0.01", FINDINGS) == [
-        [one.method, rival(one), on_cifar.get(one.method, "")] for one in digits
+    on_cifar = {one.method: mean_or_difference(one) for one in cifar}
+    assert table_under("digits, 0.01") == [
+        [one.method, mean_or_difference(one), on_cifar.get(one.method, "")] for one in digits
     ]
     head = next(row for row in rows(FINDINGS.read_text()) if row[1].startswith("digits, 0.01"))
     for cell, found in zip(head[1:], (digits, cifar), strict=True):
         assert f" {len(found[0].accuracies)} seeds " in cell
 
 
-def test_the_centred_form_among_the_findings_is_made_from_its_rows() -> None:
+def test_the_centred_form_is_computed_from_its_rows() -> None:
     digits, cifar = (
         {one.method: one for one in standings(f"{name}_lt_centred.csv", "ic-mixup")}
         for name in ("digits", "cifar10")
     )
-    assert told("digits, seeds", FINDINGS) == [
-        [name, rival(digits[name]), rival(cifar[name])] for name in digits
+    assert table_under("digits, seeds") == [
+        [name, mean_or_difference(digits[name]), mean_or_difference(cifar[name])] for name in digits
     ]
     assert [len(found["ic-mixup"].accuracies) for found in (digits, cifar)] == [10, 8]
     text = flat(FINDINGS)
     (best, *_) = standings("cifar10_lt_centred.csv", "balanced-mixup")
     assert best.method == "ic-mixup-centred"
-    assert f"ahead of it by {best.difference} on CIFAR-10" in text
+    assert f"is better by {best.difference} on CIFAR-10" in text
     against = {
         (one.method, baseline): one.difference
         for baseline in ("ic-mixup-cutmix", "balanced-mixup-cutmix")
         for one in standings("cifar10_lt_cutmix_centred.csv", baseline)
     }
     plain, ours = "ic-mixup-cutmix", "ic-mixup-cutmix-centred"
-    assert f"`{ours}` has {against[ours, plain]} on `{plain}`" in text
-    assert f"which itself has {against[plain, 'balanced-mixup-cutmix']} on" in text
+    assert f"`{ours}` is {against[ours, plain]} relative to `{plain}`" in text
+    assert f"which itself is {against[plain, 'balanced-mixup-cutmix']} relative to" in text
 
 
-def test_few_digits_among_the_findings_are_made_from_their_rows() -> None:
+def test_few_digits_are_computed_from_their_rows() -> None:
     against_mixup = {one.method: one.difference for one in standings("digits_10.csv", "mixup")}
-    assert f"`ic-mixup` has {against_mixup['ic-mixup']}" in flat(FINDINGS)
+    assert f"`ic-mixup` is {against_mixup['ic-mixup']} relative to `mixup`" in flat(FINDINGS)
 
 
-def test_cutmix_among_the_findings_is_made_from_its_rows() -> None:
+def test_cutmix_is_computed_from_its_rows() -> None:
     text = flat(FINDINGS)
     found = {one.method: one for one in standings("cifar10_lt_cutmix.csv", "balanced-mixup-cutmix")}
     assert {len(one.accuracies) for one in found.values()} == {8}
     for method in ("ic-mixup-cutmix", "mixup-cutmix"):
-        assert f"`{method}` has {found[method].difference}" in text
+        assert f"`{method}` {found[method].difference}" in text
     ours, theirs = (f"{found[f'{name}-mixup-cutmix'].average('few'):.1f}" for name in ("ic", "balanced"))
     assert f"({ours} % against {theirs})" in text
 
 
-def test_the_last_batch_among_the_findings_is_made_from_its_rows() -> None:
+def test_the_last_batch_is_computed_from_its_rows() -> None:
     with (ROOT / "results" / "last_batch.csv").open(newline="") as file:
         found = {
             (row["method"], row["drop_last"], row["seed"]): float(row["accuracy"])
             for row in csv.DictReader(file)
         }
     text = flat(FINDINGS)
-    for method, joined in (("erm", "has {} points"), ("ic-mixup", "{} (six seeds")):
+    for method, joined in (("erm", "by {} points and"), ("ic-mixup", "by {} points (six seeds")):
         dropped, kept = ([found[method, drop, str(seed)] for seed in range(6)] for drop in ("True", "False"))
         assert f"`{method}` {joined.format(paired_difference(dropped, kept))}" in text
 
 
-def test_parts_and_seeds_among_the_findings_are_made_from_their_rows() -> None:
+def test_subsets_and_seeds_are_computed_from_their_rows() -> None:
     with (ROOT / "results" / "parts.csv").open(newline="") as file:
         found = list(csv.DictReader(file))
 
-    def measured(of_part: dict[str, str], varied: str, held: str) -> list[float]:
-        wanted = of_part | {held: "0"}
-        runs = [row for row in found if wanted.items() <= row.items()]
+    def measured(of_subset: dict[str, str], varied: str, held: str) -> list[float]:
+        expected = of_subset | {held: "0"}
+        runs = [row for row in found if expected.items() <= row.items()]
         assert sorted(row[varied] for row in runs) == ["0", "1", "2", "3", "4", "5"]
         return [float(row["accuracy"]) for row in runs]
 
-    table = told("mean, %", FINDINGS)
-    parts = ({"fraction": "0.1", "imbalance": "1.0"}, {"fraction": "1.0", "imbalance": "0.01"})
-    for line, of_part in zip(table, parts, strict=True):
-        over_parts, over_seeds = (
-            measured(of_part, *names) for names in (("data_seed", "seed"), ("seed", "data_seed"))
+    table = table_under("mean, %")
+    subsets = ({"fraction": "0.1", "imbalance": "1.0"}, {"fraction": "1.0", "imbalance": "0.01"})
+    for line, of_subset in zip(table, subsets, strict=True):
+        over_subsets, over_seeds = (
+            measured(of_subset, *names) for names in (("data_seed", "seed"), ("seed", "data_seed"))
         )
-        spreads = [f"{stdev(runs):.2f}" for runs in (over_parts, over_seeds)]
-        assert line[1:] == [f"{fmean(over_parts + over_seeds[1:]):.1f}", *spreads]
+        spreads = [f"{stdev(runs):.2f}" for runs in (over_subsets, over_seeds)]
+        assert line[1:] == [f"{fmean(over_subsets + over_seeds[1:]):.1f}", *spreads]
 
 
-def test_the_readme_s_little_data_is_made_from_its_rows() -> None:
+def test_little_data_is_computed_from_its_rows() -> None:
     paper = published("table1-right", "10 %") | published("figure-regmixup", "CIFAR-100 10 %")
     found = {name: accuracies(method=name, fraction="0.1", mode="") for name in METHODS}
-    table = told("the paper, %")
+    table = table_under("the paper, %")
     assert {row[0] for row in table} == set(paper)
     for method, theirs, ours, gain in table:
         assert [theirs, ours] == [paper[method], spread(found[method])]
         if gain:
-            rival = gain.split(":")[0]
-            assert gain == f"{rival}: {paired_difference(found[method], found[rival])}"
+            other = gain.split(":")[0]
+            assert gain == f"{other}: {paired_difference(found[method], found[other])}"
     each = accuracies(method="ic-mixup", fraction="0.1", mode="elem")
-    text = flat(README)
     assert (
-        f"has {each[0]:.2f} on seed 0, where it has {found['ic-mixup'][0]:.2f} with one for the batch" in text
+        f"reaches {each[0]:.2f} on seed 0, compared with {found['ic-mixup'][0]:.2f} for one lam per batch"
+        in flat(FINDINGS)
     )
     assert max(found["ic-mixup"]) - min(found["ic-mixup"]) > found["ic-mixup"][0] - each[0]
 
 
-def test_the_readme_s_strong_recipe_is_made_from_its_rows() -> None:
+def test_strong_recipe_is_computed_from_its_rows() -> None:
     networks = ("resnet18", "resnet32")
 
     def measured(method: str, model: str, measure: str = "accuracy") -> list[float]:
@@ -190,11 +196,11 @@ def test_the_readme_s_strong_recipe_is_made_from_its_rows() -> None:
     def line(method: str) -> list[str]:
         cells = [method]
         for model in networks:
-            rival = measured("balanced-mixup-cutmix", model)
+            baseline = measured("balanced-mixup-cutmix", model)
             gap = (
                 ""
                 if method == "balanced-mixup-cutmix"
-                else str(paired_difference(measured(method, model), rival))
+                else str(paired_difference(measured(method, model), baseline))
             )
             cells += [spread(measured(method, model)), gap]
         few, raw, scaled = (
@@ -203,12 +209,12 @@ def test_the_readme_s_strong_recipe_is_made_from_its_rows() -> None:
         )
         return [*cells, ", ".join(few), ", ".join(map(" → ".join, zip(raw, scaled, strict=True)))]
 
-    table = told("accuracy, ResNet-18")
+    table = table_under("accuracy, ResNet-18")
     assert table == [line(row[0]) for row in table]
     assert all(len(measured(row[0], model)) == 3 for row in table for model in networks)
 
 
-def test_the_readme_s_tails_of_the_paper_are_made_from_their_rows() -> None:
+def test_tails_of_the_paper_are_computed_from_their_rows() -> None:
     found = {
         name: (published("table2-right", f"LT-{name} 0.01"), dataset)
         for name, dataset in (("CIFAR100", "cifar100"), ("CIFAR10", "cifar10"))
@@ -223,32 +229,33 @@ def test_the_readme_s_tails_of_the_paper_are_made_from_their_rows() -> None:
             cells += [paper.get(method, ""), f"{ours:.1f}"]
         return cells
 
-    table = told("LT-CIFAR100 0.01")
+    table = table_under("LT-CIFAR100 0.01")
     assert table == [line(row[0]) for row in table]
     assert {row[0] for row in table} >= set(found["CIFAR10"][0])
 
 
-def test_the_centred_form_on_larger_networks_is_made_from_its_rows() -> None:
+def test_the_centred_form_on_larger_networks_is_computed_from_its_rows() -> None:
     text, forms = flat(FINDINGS), ("ic-mixup-centred", "ic-mixup")
     centred, plain = (accuracies(method=name, fraction="0.1", mode="") for name in forms)
-    assert f"it has {paired_difference(centred, plain)} on `ic-mixup`, three seeds" in text
+    assert f"it is {paired_difference(centred, plain)} relative to `ic-mixup`, three seeds" in text
     for model, name in (("resnet18", "ResNet-18"), ("resnet32", "ResNet-32")):
         ours, theirs = (
             accuracies(method=f"ic-mixup-cutmix{form}", model=model, schedule="cosine")[0]
             for form in ("-centred", "")
         )
-        assert re.search(rf"{ours:.1f} where (`ic-mixup-cutmix`|it) has {theirs:.1f} \({name}\)", text)
+        assert f"{ours:.1f} compared with {theirs:.1f} ({name})" in text
 
 
-def test_the_readme_s_full_cifar_is_made_from_its_rows() -> None:
+def test_full_cifar_is_computed_from_its_rows() -> None:
     ours, theirs = (
-        accuracies(method=name, fraction="1.0", imbalance="1.0") for name in ("ic-mixup", "mixup")
+        accuracies(method=name, dataset="cifar100", fraction="1.0", imbalance="1.0")
+        for name in ("ic-mixup", "mixup")
     )
-    told_ours = " and ".join(f"{accuracy:.1f}" for accuracy in ours)
-    assert f"{told_ours} of `ic-mixup` (two seeds) and {theirs[0]:.1f} of `mixup` (one)" in flat(README)
+    both = " and ".join(f"{accuracy:.1f}" for accuracy in ours)
+    assert f"{both} with `ic-mixup` (two seeds) and {theirs[0]:.1f} with `mixup` (one)" in flat(FINDINGS)
 
 
-def test_what_the_paper_page_says_of_mixed_images_is_made_from_its_rows() -> None:
+def test_mixed_images_on_the_paper_page_is_computed_from_its_rows() -> None:
     with (ROOT / "results" / "analysis.csv").open(newline="") as file:
         found = {(row["model"], row["method"], row["lam"]): row for row in csv.DictReader(file)}
     text = flat(PAPER)
@@ -256,17 +263,17 @@ def test_what_the_paper_page_says_of_mixed_images_is_made_from_its_rows() -> Non
         f"{float(found['resnet34', method, '1.0']['difference_mean']):.1f}"
         for method in ("ic-mixup", "mixup")
     )
-    assert f"to {steep} at lam 1 where Mixup has {flatter}" in text
+    assert f"to {steep} at lam 1 compared with {flatter} for Mixup" in text
     ours, theirs = (
         [f"{float(found['small-cnn', method, '0.5'][name]):.0f}" for name in ("squared_norm", "centred_norm")]
         for method in ("ic-mixup", "mixup")
     )
-    assert f"{ours[0]} at lam 0.5, and {ours[1]} when each image's mean is taken off" in text
-    assert f"of Mixup's, {theirs[0]} and {theirs[1]}, it is nothing" in text
+    assert f"{ours[0]} at lam 0.5, and {ours[1]} after subtracting each image's mean" in text
+    assert f"For Mixup the two are {theirs[0]} and {theirs[1]}" in text
 
 
-def test_the_readme_s_speed_is_made_from_its_rows() -> None:
-    text = section(README, "Speed and memory")
+def test_speed_is_computed_from_its_rows() -> None:
+    text = SPEED.read_text()
     with (ROOT / "results" / "bench.csv").open(newline="") as file:
         steps = {
             (row["form"], row["method"]): row for row in csv.DictReader(file) if row["model"] == "resnet34"
@@ -277,7 +284,11 @@ def test_the_readme_s_speed_is_made_from_its_rows() -> None:
     ratio = float(steps["compiled", "ic-mixup"]["ms_per_step"]) / float(
         steps["compiled", "mixup"]["ms_per_step"]
     )
-    for figure in (f"{compiled} images a second", f"{plain} in a plain loop", f"takes {ratio:.3f} of one of"):
+    for figure in (
+        f"{compiled} images a second",
+        f"{plain} in a plain loop",
+        f"takes {ratio:.3f} times as long as one of",
+    ):
         assert figure in " ".join(text.split())
     with (ROOT / "results" / "bench_loss.csv").open(newline="") as file:
         losses = {(row["form"], row["batch"], row["classes"]): row for row in csv.DictReader(file)}
@@ -285,5 +296,148 @@ def test_the_readme_s_speed_is_made_from_its_rows() -> None:
         batch = pairs.split()[0].replace(",", "")
         for form, cell in zip(("plain", "authors", "compiled", "fused"), cells, strict=True):
             row = losses.get((form, batch, "1000"))
-            wanted = f"{float(row['ms']):.1f} ms, {float(row['peak_mb']) / 1000:.2f} GB" if row else ""
-            assert cell == wanted, (form, pairs)
+            expected = f"{float(row['ms']):.1f} ms, {float(row['peak_mb']) / 1000:.2f} GB" if row else ""
+            assert cell == expected, (form, pairs)
+
+
+# The README's table: data, where to find the rows, and the names of the methods in its three columns.
+PAPERS_RECIPE = {"schedule": "step", "mode": ""}
+MIXUP = ("mixup", "ic-mixup", "balanced-mixup")
+CUTMIX = tuple(f"{name}-cutmix" for name in MIXUP)
+REGMIXUP = ("regmixup", "ic-regmixup", "")
+README_TABLE = {
+    "LT-CIFAR100 0.01, ResNet-18, CutMix": ("cifar100", {"imbalance": "0.01", "schedule": "cosine"}, CUTMIX),
+    "LT-CIFAR100 0.01, ResNet-32, CutMix": ("cifar100", {"imbalance": "0.01", "schedule": "cosine"}, CUTMIX),
+    "LT-CIFAR100 0.01, ResNet-32": ("cifar100", PAPERS_RECIPE | {"imbalance": "0.01"}, MIXUP),
+    "LT-CIFAR100 0.01, ResNet-34": ("cifar100", PAPERS_RECIPE | {"imbalance": "0.01"}, MIXUP),
+    "LT-CIFAR10 0.01, ResNet-32": ("cifar10", PAPERS_RECIPE | {"imbalance": "0.01"}, MIXUP),
+    "LT-CIFAR10 0.1, ResNet-32": ("cifar10", PAPERS_RECIPE | {"imbalance": "0.1"}, MIXUP),
+    "CIFAR-100 10 %, ResNet-34": ("cifar100", PAPERS_RECIPE | {"fraction": "0.1"}, MIXUP),
+    "CIFAR-100 10 %, ResNet-34, RegMixup": ("cifar100", PAPERS_RECIPE | {"fraction": "0.1"}, REGMIXUP),
+    "CIFAR-100 25 %, ResNet-34": ("cifar100", PAPERS_RECIPE | {"fraction": "0.25"}, MIXUP),
+    "CIFAR-100 50 %, ResNet-34": ("cifar100", PAPERS_RECIPE | {"fraction": "0.5"}, MIXUP),
+    "CIFAR-100, ResNet-34": ("cifar100", PAPERS_RECIPE | {"fraction": "1.0", "imbalance": "1.0"}, MIXUP),
+    "CIFAR-10, 50 per class, ResNet-34, RegMixup": ("cifar10-notwins", PAPERS_RECIPE, REGMIXUP),
+}
+
+
+def difference(one: list[float], other: list[float]) -> str:
+    return str(paired_difference(one, other)) if len(one) > 1 else f"{one[0] - other[0]:+.1f}"
+
+
+def readme_line(setting: str) -> list[str]:
+    dataset, fields, names = README_TABLE[setting]
+    model = re.search(r"ResNet-\d+", setting)[0].replace("-", "").lower()  # type: ignore[index]
+    mixup, infinite, adjusted = (
+        accuracies(method=name, dataset=dataset, model=model, **fields) for name in names
+    )
+    seeds = min(len(mixup), len(infinite))  # methods are compared on the seeds that both have
+    infinite = infinite[:seeds]
+    cells = [str(seeds), spread(mixup), spread(infinite), difference(infinite, mixup)]
+    return [setting, *cells, *([spread(adjusted), difference(infinite, adjusted)] if adjusted else ["", ""])]
+
+
+def test_the_readme_s_table_is_computed_from_its_rows() -> None:
+    assert table_under("seeds", README) == [readme_line(setting) for setting in README_TABLE]
+
+
+def filled_tables() -> list[FilledTable]:
+    index = index_results(read_rows(ROOT / "results" / "runs.csv").rows)
+    return [fill_table(table, index) for table in PAPER_TABLES]
+
+
+def gaps_to_the_paper(table: str, column: str) -> list[float]:
+    """Sizes of the differences between our cells of a column and the published ones, sorted."""
+    filled = next(filled for filled in filled_tables() if filled.table.name == table)
+    gaps = [
+        entry.difference(ours) for entry in filled.entries if entry.column == column for ours in entry.ours
+    ]
+    return sorted(abs(gap) for gap in gaps if gap is not None)
+
+
+def test_the_readme_counts_the_reproduced_cells() -> None:
+    cells = [ours for filled in filled_tables() for ours in filled.trainable]
+    runs, three, stand_ins = (
+        sum(map(has, cells))
+        for has in (lambda c: c.n > 0, lambda c: c.n >= 3, lambda c: c.dataset is not None)
+    )
+    text = flat(README)
+    assert f"{runs} of {len(cells)} cells of the paper's tables and figures" in text
+    assert f"{three} of them with the paper's three seeds. {stand_ins} cells use a stand-in" in text
+
+
+@pytest.mark.parametrize("page", [README, FINDINGS, LOG], ids=page_name)
+def test_the_largest_deviations_are_computed_from_their_rows(page: Path) -> None:
+    above, below = gaps_to_the_paper("table1-right", "25 %"), gaps_to_the_paper("table2-left", "ciFAIR-10")
+    for gaps, side in ((above, "above"), (below, "below")):
+        assert re.search(rf"{gaps[0]:.1f} to {gaps[-1]:.1f} points {side} (it|the paper)", flat(page))
+
+
+def paper_and_ours(table: str, column: str, method: str, **fields: str) -> list[str]:
+    found = accuracies(method=method, **fields)
+    return [published(table, column).get(method, ""), f"{fmean(found):.2f}" if found else ""]
+
+
+def test_subsets_of_cifar_100_are_computed_from_their_rows() -> None:
+    table = table_under("25 %, the paper")
+    assert len(table) == 5
+    for method, *cells in table:
+        quarter, half = (
+            paper_and_ours("table1-right", column, method, dataset="cifar100", fraction=fraction)
+            for column, fraction in (("25 %", "0.25"), ("50 %", "0.5"))
+        )
+        assert cells == [*quarter, *half]
+
+
+def test_more_long_tails_are_computed_from_their_rows() -> None:
+    columns = {
+        "LT-CIFAR100 0.01": {"dataset": "cifar100", "imbalance": "0.01", "model": "resnet34"},
+        "LT-CIFAR10 0.1": {"dataset": "cifar10", "imbalance": "0.1", "model": "resnet32"},
+    }
+    table = table_under("ResNet-34, LT-CIFAR100 0.01")
+    assert len(table) == 5
+    for method, *cells in table:
+        lines = [
+            paper_and_ours("table2-right", column, method, **fields) for column, fields in columns.items()
+        ]
+        assert cells == [cell for line in lines for cell in line]
+
+
+def test_fifty_images_per_class_are_computed_from_their_rows() -> None:
+    paper = published("table2-left", "ciFAIR-10")
+    tuned = TABLES["table2-middle"]
+    wide = {
+        "erm": tuned.paper_says("Brigato et al. 2021", "ciFAIR-10"),
+        "ic-regmixup": tuned.paper_says("+ IC-RegMixup", "ciFAIR-10"),
+    }
+    table = table_under("ciFAIR-10, the paper")
+    assert [row[0] for row in table] == [*paper, *wide]
+    for method, theirs, ours, network in table:
+        model = {"ResNet-34": "resnet34", "WRN-16-8": "wrn16-8"}[network.split(",")[0]]
+        (accuracy,) = accuracies(method=method, dataset="cifar10-notwins", model=model)
+        number = paper[method] if model == "resnet34" else f"{wide[method]:.2f}"
+        assert [theirs, ours] == [number, f"{accuracy:.1f}"]
+    erm, regmixup = (accuracies(method=name, dataset="cifar10-notwins", model="wrn16-8")[0] for name in wide)
+    assert f"{regmixup - erm:.1f} points better than `erm`; the paper's gain is 3.6" in flat(FINDINGS)
+
+
+LOGGED = {
+    "CIFAR-100 25 %, ResNet-34": {"dataset": "cifar100", "fraction": "0.25", "model": "resnet34"},
+    "CIFAR-100 50 %, ResNet-34": {"dataset": "cifar100", "fraction": "0.5", "model": "resnet34"},
+    "LT-CIFAR100 0.01, ResNet-34": {"dataset": "cifar100", "imbalance": "0.01", "model": "resnet34"},
+    "CIFAR-10, 50 per class, ResNet-34": {"dataset": "cifar10-notwins", "model": "resnet34"},
+    "CIFAR-10, 50 per class, tuned WRN-16-8": {"dataset": "cifar10-notwins", "model": "wrn16-8"},
+    "LT-CIFAR10 0.1, ResNet-32": {"dataset": "cifar10", "imbalance": "0.1", "model": "resnet32"},
+}
+
+
+def test_the_log_s_table_of_26_runs_is_computed_from_its_rows() -> None:
+    found = 0
+    for setting, *cells, others in table_under("erm", LOG):
+        named = dict(zip(("erm", "mixup", "ic-mixup"), cells, strict=True))
+        named |= dict(each.split() for each in others.split(", "))
+        for method, printed in named.items():
+            runs = accuracies(method=method, commit="8bfd306", **LOGGED[setting])
+            assert [f"{accuracy:.2f}" for accuracy in runs] == ([printed] if printed else [])
+            found += len(runs)
+    assert found == len(accuracies(commit="8bfd306")) == 26
