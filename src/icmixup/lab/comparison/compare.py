@@ -22,8 +22,8 @@ from icmixup.lab.datasets import Dataset
 from icmixup.lab.sweep.ray import run_recipes
 from icmixup.lab.sweep.progress import Display
 from icmixup.lab.training.recipe import Recipe, read_recipe
-from icmixup.lab.training.run_folder import write_whole
-from icmixup.lab.comparison.statistics import Row, Standing, footnote, rank_methods, verdict
+from icmixup.lab.training.run_folder import Row, write_whole
+from icmixup.lab.comparison.statistics import Standing, footnote, rank_methods, verdict
 from icmixup.methods import find_method
 
 EVEN_METHODS = ("erm", "mixup", "ic-mixup", "cutmix", "ic-cutmix", "regmixup", "ic-regmixup")

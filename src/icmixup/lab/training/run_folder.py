@@ -27,6 +27,7 @@ from icmixup.lab.training.ranks import rank
 from icmixup.lab.training.recipe import Recipe
 
 State = dict[str, Any]
+Row = dict[str, Any]  # the result of a run: recipe, metrics and provenance
 DIGEST = 32  # bytes of the SHA-256 at the end of a checkpoint
 
 
