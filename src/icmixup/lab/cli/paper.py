@@ -96,7 +96,7 @@ def run_paper(flags: PaperFlags) -> int:
     if rank() != 0:  # under torchrun the first speaks for all
         return 0
     if flags.write:
-        from icmixup.lab.paper.page import write_page
+        from icmixup.lab.paper.render import write_page
 
         tell(f"written: {write_page(results, flags.results.with_name('README.md'))}")
     show(named, flags, results)
@@ -117,18 +117,25 @@ def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Result
     """Train what tables lack, and append a row for each run as it ends."""
     from icmixup.lab.sweep.budget import work
     from icmixup.lab.sweep.ray import find_finished, run_recipes
-    from icmixup.lab.paper.plan import choose_cells, past_speed, plan_runs, say_absent, say_stand_ins
+    from icmixup.lab.paper.plan import (
+        choose_cells,
+        describe_missing_data,
+        describe_stand_ins,
+        plan_missing_runs,
+        seconds_per_work,
+    )
     from icmixup.lab.paper.fill import index_results
     from icmixup.lab.sweep.progress import Display
     from icmixup.lab.training.ranks import pick_device
     from icmixup.lab.training.run_folder import provenance
 
     index = index_results(results.rows)
-    plan = plan_runs(choose_cells(tables, flags.only), index, flags.data_dir, flags.seeds, flags.compile)
-    absent = say_absent(plan, flags.data_dir)
-    if absent and not plan.recipes:
-        raise ValueError("; ".join(absent))
-    for sentence in (*absent, *say_stand_ins(plan)):
+    cells = choose_cells(tables, flags.only)
+    plan = plan_missing_runs(cells, index, flags.data_dir, flags.seeds, flags.compile)
+    missing_data = describe_missing_data(plan, flags.data_dir)
+    if missing_data and not plan.recipes:
+        raise ValueError("; ".join(missing_data))
+    for sentence in (*missing_data, *describe_stand_ins(plan)):
         tell(sentence)
     check_file(flags.results, plan.recipes)
     display = Display(
@@ -136,7 +143,7 @@ def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Result
         stderr_console(),
         work=work,
         rests=find_finished(plan.recipes, flags.out),
-        seconds_each=past_speed(index, provenance(pick_device(flags.device))["device"]),
+        seconds_each=seconds_per_work(index, provenance(pick_device(flags.device))["device"]),
         title=attrgetter("title"),
     )
     with display:
@@ -163,8 +170,15 @@ def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Result
 def show(named: Sequence[PaperTable], flags: PaperFlags, results: Results) -> None:
     """The tables that were named, or the list of all, in the form asked for."""
     from icmixup.lab.paper.published import TABLES
-    from icmixup.lab.paper.page import markdown_listing, say_conflicts
-    from icmixup.lab.paper.render import as_json, as_latex, as_markdown, listing, listing_cells, print_table
+    from icmixup.lab.paper.render import (
+        conflict_notes,
+        overview_as_markdown,
+        overview_table,
+        print_table,
+        table_as_json,
+        table_as_latex,
+        table_as_markdown,
+    )
     from icmixup.lab.paper.fill import fill_table, index_results
     from icmixup.lab.comparison.table import stdout_console
 
@@ -172,18 +186,19 @@ def show(named: Sequence[PaperTable], flags: PaperFlags, results: Results) -> No
     filled = [fill_table(table, index) for table in named or TABLES.values()]
     if flags.json:
         damaged = [str(damage) for damage in results.damaged]
-        print(json.dumps({"tables": [as_json(table) for table in filled], "damaged": damaged}, indent=1))
+        tables_json = [table_as_json(table) for table in filled]
+        print(json.dumps({"tables": tables_json, "damaged": damaged}, indent=1))
     elif flags.latex:
-        print("\n".join(as_latex(table) for table in filled), end="")
+        print("\n".join(table_as_latex(table) for table in filled), end="")
     elif flags.markdown:
-        tables = "\n".join(as_markdown(table) for table in filled)
-        print(tables if named else markdown_listing([listing_cells(table) for table in filled]))
+        tables = "\n".join(table_as_markdown(table) for table in filled)
+        print(tables if named else overview_as_markdown(filled))
     elif named:
         for table in filled:
             print_table(table, stdout_console())
     else:
-        stdout_console().print(listing(filled))
-        for text in say_conflicts(results.rows):
+        stdout_console().print(overview_table(filled))
+        for text in conflict_notes(results.rows):
             print(text)
 
 
