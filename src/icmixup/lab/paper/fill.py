@@ -199,7 +199,7 @@ def single_run_notes(filled: FilledTable) -> Iterator[str]:
     single = sum(ours.n == 1 and entry.paper is not None for entry, ours in filled_cells(filled))
     if single:
         subject = "1 cell has" if single == 1 else f"{single} cells have"
-        yield f"{subject} a single run: the variation over seeds is unknown, so differences may be noise."
+        yield f"{subject} a single run: the variation over seeds is unknown, so no deviation is assessed."
 
 
 def stand_in_notes(filled: FilledTable) -> Iterator[str]:
