@@ -59,8 +59,8 @@ def check_partner(partner: Tensor, labels: Tensor, mode: str) -> Tensor:
 
     if partner.shape != (len(labels),) or partner.is_floating_point():
         raise ValueError(
-            f"partner has dtype {partner.dtype} and shape {tuple(partner.shape)}; expected ({len(labels)},) integers, "
-            "the index of each image's partner in the batch"
+            f"partner has dtype {partner.dtype} and shape {tuple(partner.shape)}; "
+            f"expected ({len(labels)},) integers, the index of each image's partner in the batch"
         )
     partner = partner.to(labels.device, torch.int64)
     if mode == "pair" and can_look_at(partner) and not partner[partner].equal(torch.arange(len(partner))):
@@ -131,8 +131,8 @@ def check_no_empty_class(class_counts: Tensor) -> None:
     if can_look_at(class_counts) and not bool((class_counts > 0).all()):
         empty = (class_counts <= 0).nonzero().flatten().tolist()
         raise ValueError(
-            f"class_counts of classes {empty[:10]} are not positive, but this method divides by them or takes "
-            "their logarithm; remove classes without training images, or count them as 1"
+            f"class_counts of classes {empty[:10]} are not positive, but this method divides by them or "
+            "takes their logarithm; remove classes without training images, or count them as 1"
         )
 
 

@@ -1,4 +1,5 @@
-"""icmixup paper: the paper's tables and figures, our results beside its own, and the runs that produce them."""
+"""icmixup paper: the paper's tables and figures, our results beside its own, and the runs that produce
+them."""
 
 from __future__ import annotations
 
@@ -118,11 +119,13 @@ def check_paper(flags: PaperFlags) -> None:
 def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Results) -> None:
     """Train what the tables lack, and append a row for each run as it ends."""
     from icmixup.lab.paper.fill import index_results
-    from icmixup.lab.paper.plan import choose_cells,
+    from icmixup.lab.paper.plan import (
+        choose_cells,
         describe_missing_data,
         describe_stand_ins,
         plan_missing_runs,
-        seconds_per_work
+        seconds_per_work,
+    )
     from icmixup.lab.paper.results import append_rows, check_file
     from icmixup.lab.sweep import find_finished, run_recipes
     from icmixup.lab.sweep.budget import work
@@ -131,7 +134,9 @@ def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Result
     from icmixup.lab.training.run_folder import provenance
 
     index = index_results(results.rows)
-    plan = plan_missing_runs(choose_cells(tables, flags.only), index, flags.data_dir, flags.seeds, flags.compile)
+    plan = plan_missing_runs(
+        choose_cells(tables, flags.only), index, flags.data_dir, flags.seeds, flags.compile
+    )
     missing = describe_missing_data(plan, flags.data_dir)
     if missing and not plan.recipes:
         raise ValueError("; ".join(missing))
@@ -164,6 +169,8 @@ def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Result
 
 def print_tables(named: Sequence[PaperTable], flags: PaperFlags, results: Results) -> None:
     """The named tables, or the list of all, in the requested format."""
+    from icmixup.lab.comparison.table import stdout_console
+    from icmixup.lab.paper.fill import fill_table, index_results
     from icmixup.lab.paper.published import TABLES
     from icmixup.lab.paper.render import (
         conflict_notes,
@@ -174,8 +181,6 @@ def print_tables(named: Sequence[PaperTable], flags: PaperFlags, results: Result
         table_as_latex,
         table_as_markdown,
     )
-    from icmixup.lab.paper.fill import fill_table, index_results
-    from icmixup.lab.comparison.table import stdout_console
 
     index = index_results(results.rows)
     filled = [fill_table(table, index) for table in named or TABLES.values()]
