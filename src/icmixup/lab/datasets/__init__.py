@@ -12,6 +12,7 @@ A dataset is named by one of these:
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -145,7 +146,7 @@ def resize_source(source: Source, image_size: int | None) -> Source:
 def _resize(split: Split, size: int) -> Split:
     # In blocks, because the bilinear filter needs floats: CIFAR at 224 pixels in one call would take 30 GB.
     blocks = [_resize_images(block, size) for block in torch.split(split.images, 1024)]
-    return Split(torch.cat(blocks), split.labels)
+    return replace(split, images=torch.cat(blocks))
 
 
 def _resize_images(images: Tensor, size: int) -> Tensor:

@@ -133,10 +133,11 @@ def read_files(
         console = Console(stderr=True)
         found = list(track(results, "reading images", len(files), console=console, disable=not show_progress))
     pixels = [image for image in found if isinstance(image, Tensor)]
-    labels = [file.label for file, image in zip(files, found, strict=True) if isinstance(image, Tensor)]
+    read = [file for file, image in zip(files, found, strict=True) if isinstance(image, Tensor)]
+    labels = [file.label for file in read]
     skipped = tuple(reason for reason in found if isinstance(reason, str))
     _check_every_class(labels, names, skipped, files)
-    return Split(torch.stack(pixels), torch.tensor(labels)), skipped
+    return Split(torch.stack(pixels), torch.tensor(labels), tuple(file.name for file in read)), skipped
 
 
 def _check_every_class(

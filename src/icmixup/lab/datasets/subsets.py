@@ -42,19 +42,21 @@ class DataSpec:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images, (N, channels, H, W) uint8, and their labels, (N,) int64."""
+    """Images, (N, channels, H, W) uint8, their labels, (N,) int64, and N file names if they are files."""
 
     images: Tensor
     labels: Tensor
+    file_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, rows: Tensor) -> Split:
-        return Split(self.images[rows], self.labels[rows])
+        names = tuple(self.file_names[row] for row in rows.tolist()) if self.file_names else ()
+        return Split(self.images[rows], self.labels[rows], names)
 
     def to(self, device: torch.device | str) -> Split:
-        return Split(self.images.to(device), self.labels.to(device))
+        return Split(self.images.to(device), self.labels.to(device), self.file_names)
 
 
 class Source(NamedTuple):

@@ -10,15 +10,16 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from icmixup.lab.augment import augment
 from icmixup.lab.datasets import Dataset, load_dataset
-from icmixup.lab.training.evaluate import evaluate, split_scores
+from icmixup.lab.training.evaluate import Metrics, evaluate, split_scores
 from icmixup.lab.training.execution import Execution
+from icmixup.lab.training.predictions import Predictions, make_predictions, write_predictions
 from icmixup.lab.training.ranks import (
     average_over_ranks,
     broadcast_from_first,
@@ -87,7 +88,7 @@ def train(recipe: Recipe, execution: Execution, on_progress: OnProgress | None =
         session.resume()
         with open_trackers(execution.trackers, run) as track:
             session.train(execution.checkpoint_seconds, track)
-        return broadcast_from_first(run.finish(session.row(execution.concurrent)) if rank() == 0 else {})
+        return broadcast_from_first(session.finish(execution.concurrent) if rank() == 0 else {})
 
 
 def load_recipe_data(recipe: Recipe, data_dir: Path, *, show_progress: bool = False) -> Dataset:
@@ -107,7 +108,7 @@ class Session:
         self.speeds: list[float] = []  # images per second, by epoch
         self.loss = math.nan
         self.accuracy: float | None = None
-        self.metrics: dict[str, Any] = {}
+        self.predictions: Predictions | None = None  # of the last epoch
         self.order = torch.Generator(learner.device)
         self.images = images_per_epoch(self.recipe, len(data.train))
         self.epoch = Epoch(
@@ -123,7 +124,7 @@ class Session:
         if state is not None:
             self.learner.load(state)
             self.epochs_done, self.seconds = state["epochs_done"], state["seconds"]
-            self.accuracy, self.loss, self.metrics = state["accuracy"], state["loss"], state["metrics"]
+            self.accuracy, self.loss = state["accuracy"], state["loss"]
         wait_for_all()  # every rank must have read the files before they are renamed
         if rank() == 0:
             self.run.cut_log(self.epochs_done)
@@ -223,18 +224,31 @@ class Session:
     def evaluate_if_due(self) -> None:
         """Evaluate on the test set, every few epochs and at the end."""
         if rank() == 0 and (self.epochs_done % self.recipe.eval_every == 0 or self.at_end()):
-            with PREPARING:  # evaluating a new shape must not fall into another thread's capture
-                scores = split_scores(
-                    self.learner.tested,
-                    self.data.test,
-                    self.data.mean,
-                    self.data.std,
-                    autocast_dtype=autocast_dtype(self.recipe, self.learner.device),
-                )
-            top = scores.argmax(dim=1)
-            self.accuracy = 100 * (top == self.data.test.labels.cpu()).double().mean().item()
+            predictions = self.predict()
+            self.accuracy = 100 * float(predictions.correct.mean())
             if self.at_end():
-                self.metrics = evaluate(scores, self.data.test.labels.cpu(), self.data.class_counts.cpu())
+                self.predictions = predictions
+
+    def predict(self) -> Predictions:
+        """The scores of all test images with the current weights."""
+        with PREPARING:  # evaluating a new shape must not fall into another thread's capture
+            scores = split_scores(
+                self.learner.tested,
+                self.data.test,
+                self.data.mean,
+                self.data.std,
+                autocast_dtype=autocast_dtype(self.recipe, self.learner.device),
+            )
+        test = self.data.test
+        return make_predictions(scores, test.labels, test.file_names, self.data.class_names)
+
+    def finish(self, concurrent: int) -> Row:
+        """Write predictions, then the result that is computed from them, and return it."""
+        # None if the last checkpoint was complete, but the result was not written.
+        predictions = self.predict() if self.predictions is None else self.predictions
+        write_predictions(self.run.folder, predictions)
+        metrics = evaluate(*predictions.tensors(), self.data.class_counts.cpu())
+        return self.run.finish(self.row(metrics, concurrent))
 
     def at_end(self) -> bool:
         return self.epochs_done == self.recipe.epochs
@@ -263,17 +277,16 @@ class Session:
             "seconds": self.seconds,
             "accuracy": self.accuracy,
             "loss": self.loss,
-            "metrics": self.metrics,
         }
         self.run.save({**self.learner.state(), **progress})
 
-    def row(self, concurrent: int) -> Row:
+    def row(self, metrics: Metrics, concurrent: int) -> Row:
         """The run as one row: recipe, metrics, time, and where it was made."""
         speeds = sorted(self.speeds)
         return {
             **self.recipe.fields(),
             "key": self.recipe.key,
-            **self.metrics,
+            **metrics,
             "loss": self.loss,
             "train_images": len(self.data.train),
             "minutes": round(self.seconds / 60, 3),
