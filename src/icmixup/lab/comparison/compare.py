@@ -14,11 +14,14 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
-from icmixup.lab.comparison.statistics import Standing, footnote, rank_methods, verdict
+from icmixup.lab.comparison.statistics import Look, Standing, rank_methods, take_look
+from icmixup.lab.comparison.variance import Sample
+from icmixup.lab.comparison.verdict import footnote, verdict
 from icmixup.lab.sweep import run_recipes
 from icmixup.lab.sweep.progress import Display
 from icmixup.lab.training.execution import Execution
@@ -38,6 +41,7 @@ LONG_TAIL_METHODS = (
     "balanced-mixup",
     "ic-mixup-centred",
 )
+NO_PREDICTIONS = "no predictions of test images"
 LONG_TAIL_RATIO = 2  # of the largest to the smallest class, from which on class sizes matter
 
 
@@ -62,6 +66,9 @@ class Comparison:
     standings: tuple[Standing, ...]  # highest accuracy first
     verdict: str
     footnote: str
+    looks: tuple[Look, ...]  # what the standings and the verdict were computed from
+    seeds_only: str = ""  # why intervals do not account for test images, if they do not
+    stop: str = ""  # why --seeds auto added no more seeds
 
 
 def compare(
@@ -110,9 +117,22 @@ def summarise(
     baseline: str,
     rows: Sequence[Row],
     failures: Sequence[Failure] = (),
+    *,
+    looks: Sequence[Look] | None = None,
+    seeds_only: str = "",
+    stop: str = "",
 ) -> Comparison:
-    """A comparison from the rows of its runs."""
-    standings = rank_methods(rows, methods, seeds, baseline)
+    """A comparison from the rows of its runs.
+
+    Args:
+        looks: as statistics.take_look returns them; by default one, which covers seeds alone.
+        seeds_only: why test images are not accounted for, if they are not.
+        stop: why --seeds auto added no more seeds.
+    """
+    looks = looks or [take_look(rows, methods, seeds)]
+    if not any(sample.images for sample in looks[-1].samples.values()):
+        seeds_only = seeds_only or NO_PREDICTIONS
+    standings = rank_methods(rows, methods, seeds, baseline, looks)
     return Comparison(
         recipe=dataclasses.replace(recipe, method=baseline, seed=seeds[0]),
         methods=tuple(methods),
@@ -121,8 +141,11 @@ def summarise(
         rows=tuple(rows),
         failures=tuple(failures),
         standings=standings,
-        verdict=verdict(standings, baseline),
-        footnote=footnote(standings, baseline),
+        verdict=verdict(standings, baseline, looks),
+        footnote=footnote(standings, baseline, looks, seeds_only),
+        looks=tuple(looks),
+        seeds_only=seeds_only,
+        stop=stop,
     )
 
 
@@ -193,6 +216,9 @@ def read_comparison(path: Path) -> Comparison:
         stored["baseline"],
         stored["runs"],
         [Failure(**failure) for failure in stored["failures"]],
+        looks=[read_look(look) for look in stored["looks"]] if "looks" in stored else None,
+        seeds_only=stored.get("seeds_only", ""),
+        stop=stored.get("stop", ""),
     )
 
 
@@ -207,8 +233,34 @@ def comparison_as_json(comparison: Comparison) -> dict[str, object]:
         "methods": {standing.method: standing_as_json(standing) for standing in standings},
         "recipe": comparison.recipe.fields(),
         "failures": [failure._asdict() for failure in comparison.failures],
+        "looks": [look_as_json(look) for look in comparison.looks],
+        "seeds_only": comparison.seeds_only,
+        "stop": comparison.stop,
         "runs": comparison.rows,
     }
+
+
+def look_as_json(look: Look) -> dict[str, object]:
+    """The numbers that intervals and verdict follow from, so that they can be computed without predictions."""
+    pairs = [
+        {"first": first, "second": second, **{name: float(value) for name, value in sample._asdict().items()}}
+        for (first, second), sample in look.samples.items()
+    ]
+    return look._asdict() | {"samples": pairs}
+
+
+def read_look(stored: dict[str, Any]) -> Look:
+    """The look that look_as_json wrote."""
+    samples = {
+        (pair["first"], pair["second"]): Sample(
+            **{
+                name: int(pair[name]) if name in ("seeds", "images") else np.float64(pair[name])
+                for name in Sample._fields
+            }
+        )
+        for pair in stored["samples"]
+    }
+    return Look(**(stored | {"samples": samples}))
 
 
 def standing_as_json(standing: Standing) -> dict[str, object]:
@@ -218,6 +270,9 @@ def standing_as_json(standing: Standing) -> dict[str, object]:
         "mean": standing.mean,
         "std": standing.std,
         "difference": None if difference is None else dataclasses.asdict(difference),
+        "to_best": None if standing.to_best is None else dataclasses.asdict(standing.to_best),
+        "in_best_group": standing.in_best_group,
+        "stopped_after": standing.stopped_after,
         "metrics": dict(standing.metrics),
     }
 
