@@ -1,6 +1,7 @@
 """Methods x seeds on the same images and the same initial weights: runs, statistics, a verdict, files.
 
-comparison.json    accuracies and metrics by method and seed; the recipe, every row, the verdict
+comparison.json    what was compared; accuracies and metrics by method and seed; the recipe, every row, the
+                   verdict
 comparison.csv     one row per run
 """
 
@@ -8,11 +9,11 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import hashlib
 import io
 import json
-import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,6 +63,7 @@ class Comparison:
     standings: tuple[Standing, ...]  # highest accuracy first
     verdict: str
     footnote: str
+    overview: Mapping[str, object] = field(default_factory=dict)  # what was compared, as JSON
 
 
 def compare(
@@ -110,6 +112,7 @@ def summarise(
     baseline: str,
     rows: Sequence[Row],
     failures: Sequence[Failure] = (),
+    overview: Mapping[str, object] | None = None,
 ) -> Comparison:
     """A comparison from the rows of its runs."""
     standings = rank_methods(rows, methods, seeds, baseline)
@@ -123,6 +126,7 @@ def summarise(
         standings=standings,
         verdict=verdict(standings, baseline),
         footnote=footnote(standings, baseline),
+        overview=overview or {},
     )
 
 
@@ -167,11 +171,27 @@ def default_methods(class_counts: Tensor) -> tuple[str, ...]:
     return LONG_TAIL_METHODS if uneven else EVEN_METHODS
 
 
-def delete_runs(root: Path, recipes: Sequence[Recipe]) -> None:
-    """Delete existing results of these runs."""
-    for recipe in recipes:
-        if (root / recipe.name).exists():
-            shutil.rmtree(root / recipe.name)
+def comparison_name(
+    recipe: Recipe, recipe_name: str, methods: Sequence[str], seeds: Sequence[int], baseline: str, data: str
+) -> str:
+    """A folder name of a comparison: data, model and recipe, and a key of everything else that defines it.
+
+    Args:
+        data: fingerprint of the images.
+    """
+    plain = dataclasses.replace(recipe, dataset="", method="erm", seed=0)
+    parts = json.dumps([plain.key, list(methods), list(seeds), baseline, data])
+    key = hashlib.sha256(parts.encode()).hexdigest()[:6]
+    return f"{recipe.data_title}.{recipe.model.replace('/', '-')}.{recipe_name}.{key}"
+
+
+def comparison_folder(out: Path, name: str) -> Path:
+    """out / name; a ValueError if the name is not that of a folder, or is taken by a run."""
+    if name in ("", ".", "..") or Path(name).name != name:
+        raise ValueError(f"--name must be the name of a folder, without / or .., got {name!r}")
+    if (out / name / "recipe.json").exists() or (out / name).is_file():
+        raise ValueError(f"--name {name!r} is taken by a run or a file in {out}; use another name")
+    return out / name
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> tuple[Path, Path]:
@@ -193,6 +213,7 @@ def read_comparison(path: Path) -> Comparison:
         stored["baseline"],
         stored["runs"],
         [Failure(**failure) for failure in stored["failures"]],
+        stored.get("overview", {}),
     )
 
 
@@ -205,6 +226,7 @@ def comparison_as_json(comparison: Comparison) -> dict[str, object]:
         "baseline": comparison.baseline,
         "seeds": comparison.seeds,
         "methods": {standing.method: standing_as_json(standing) for standing in standings},
+        "overview": dict(comparison.overview),
         "recipe": comparison.recipe.fields(),
         "failures": [failure._asdict() for failure in comparison.failures],
         "runs": comparison.rows,
