@@ -33,9 +33,10 @@ from icmixup.lab.models import build_model
 from icmixup.lab.sweep.local import remember_data
 from icmixup.lab.training.evaluate import evaluation_mode
 from icmixup.lab.training.execution import Execution
+from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.recipe import Recipe, read_recipe
-from icmixup.lab.training.run_folder import Row, Run, write_atomically
-from icmixup.lab.training.step import autocast_dtype, to_device
+from icmixup.lab.training.run_folder import Row, Run, read_identity, write_atomically
+from icmixup.lab.training.step import to_device
 
 LAMS = tuple(step / 10 for step in range(11))
 
@@ -121,7 +122,7 @@ def find_run(folder: Path) -> Run:
     path = folder / "recipe.json"
     if not path.exists():
         raise ValueError(f"{folder} {describe_folder(folder)}; pass the folder of a finished run")
-    run = Run(folder, read_recipe(json.loads(path.read_text())))
+    run = Run(folder, read_recipe(json.loads(path.read_text())), read_identity(folder))
     if run.result() is None:
         done = max((row.get("epoch", 0) for row in run.read_log()), default=0)
         raise ValueError(
@@ -142,12 +143,18 @@ def describe_folder(folder: Path) -> str:
 def load_run_data(run: Run, load: Callable[[Recipe], Dataset]) -> Dataset:
     """The dataset that the run was trained and tested on."""
     try:
-        return load(run.recipe)
+        data = load(run.recipe)
     except (ValueError, OSError) as error:
         raise ValueError(
             f"{run.folder} was trained on {run.recipe.dataset}, which cannot be loaded: {error}; "
             "pass the folder that has it with --data-dir"
         ) from error
+    if run.identity is not None and run.identity.data != data.fingerprint:
+        raise ValueError(
+            f"{run.folder} was trained on other images of {run.recipe.dataset} (fingerprint "
+            f"{run.identity.data}, now {data.fingerprint}); restore them, or pass --data-dir"
+        )
+    return data
 
 
 def load_model(run: Run, data: Dataset, device: torch.device) -> nn.Module:

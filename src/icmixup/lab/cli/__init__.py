@@ -79,24 +79,24 @@ def run_command(args: Sequence[str]) -> int:
         hint = f"did you mean {similar[0]}? " if similar else ""
         raise ValueError(f"unknown command {args[0]!r}; {hint}the commands are {', '.join(COMMANDS)}")
     from icmixup.lab.cli import analyse, compare, data, paper, train
-    from icmixup.lab.cli.shared import requested_recipe
+    from icmixup.lab.cli.shared import default_recipe, requested_recipe
 
     name = requested_recipe(args)
-    flags = parse(args or ["--help"], name or "quick", name or "paper")
-    if isinstance(flags, compare.CompareFlags):
-        recipe = name or compare.default_recipe(flags)
+    flags = parse(args or ["--help"], name or "quick")
+    if isinstance(flags, compare.CompareFlags | train.TrainFlags):
+        recipe = name or default_recipe(flags.dataset, flags.where.device)
         if recipe != (name or "quick"):  # parsed again with the defaults of that recipe
-            flags = parse(args, recipe, "paper")
-        return compare.run_compare(flags, recipe)
-    if isinstance(flags, train.TrainFlags):
-        return train.run_train(flags)
+            flags = parse(args, recipe)
+        if isinstance(flags, compare.CompareFlags):
+            return compare.run_compare(flags, recipe)
+        return train.run_train(flags, recipe)
     if isinstance(flags, paper.PaperFlags):
         return paper.run_paper(flags)
     return analyse.run_analyse(flags) if isinstance(flags, analyse.AnalyseFlags) else data.run_data(flags)
 
 
-def parse(args: Sequence[str], compare_recipe: str, train_recipe: str) -> Any:
-    """The flags of the command that `args` name; the recipes provide the defaults of compare and train."""
+def parse(args: Sequence[str], recipe: str) -> Any:
+    """The flags of the command that `args` name; the recipe provides the defaults of compare and train."""
     import tyro
     from tyro import conf
 
@@ -109,8 +109,8 @@ def parse(args: Sequence[str], compare_recipe: str, train_recipe: str) -> Any:
         return Annotated[kind, conf.subcommand(name=name, description=text, **given)]
 
     commands = (
-        command(compare.CompareFlags, compare, compare.compare_defaults(compare_recipe))
-        | command(train.TrainFlags, train, train.train_defaults(train_recipe))
+        command(compare.CompareFlags, compare, compare.compare_defaults(recipe))
+        | command(train.TrainFlags, train, train.train_defaults(recipe))
         | command(paper.PaperFlags, paper)
         | command(analyse.AnalyseFlags, analyse)
         | command(data.DataFlags, data)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tyro import conf
 
@@ -19,19 +19,21 @@ from icmixup.lab.cli.shared import (
     join_groups,
     make_execution,
 )
-from icmixup.lab.cli.terminal import count, is_first_rank, print_note, stderr_console
+from icmixup.lab.cli.terminal import is_first_rank, print_note, stderr_console
 from icmixup.lab.training.recipe import RECIPES, Recipe
 
 if TYPE_CHECKING:
     from icmixup.lab.comparison.compare import Comparison
+    from icmixup.lab.comparison.overview import Overview
     from icmixup.lab.training.execution import Execution
 
 SUMMARY = "Train several methods with several seeds on the same images, and report which one helps."
 HELP = f"""{SUMMARY}
 
 Differences are paired by seed and reported with 95 % confidence intervals. After an interruption, the same
-command resumes. The table is printed on standard output, everything else on standard error; comparison.json,
-comparison.csv and comparison.png are written to the --out folder.
+command resumes. The table is printed on standard output, everything else on standard error. Every comparison
+has its own folder in --out, with comparison.json, comparison.csv, comparison.png, per_class.csv, a confusion
+matrix for each method and confused_pairs.csv; runs are shared between comparisons.
 
   icmixup compare digits --per-class 100 --imbalance 0.01      a long tail, in minutes on a laptop
   icmixup compare path/to/images --budget 30m                  as many epochs as fit into half an hour
@@ -62,7 +64,9 @@ class CompareFlags(RecipeGroups):
     seed: int = 0
     """First seed; a seed determines initial weights, order of images, augmentation and mixing."""
     out: Path = Path("runs")
-    """Folder of all runs, and of comparison.json, .csv and .png."""
+    """Folder of all runs and comparisons."""
+    name: str | None = None
+    """Name of the comparison's folder in --out; by default made from data, model and recipe."""
     where: Where = field(default_factory=Where)
     concurrency: Concurrency = field(default_factory=Concurrency)
 
@@ -82,27 +86,20 @@ def compare_defaults(recipe: str) -> CompareFlags:
     return CompareFlags(model=RECIPES[recipe].model, **groups_of(RECIPES[recipe]))
 
 
-def default_recipe(flags: CompareFlags) -> str:
-    """The recipe that suits the data and the machine."""
-    if flags.dataset == "digits" or flags.where.device == "cpu":
-        return "quick"
-    import torch
-
-    return "strong" if torch.cuda.is_available() else "quick"
-
-
 def run_compare(flags: CompareFlags, recipe_name: str) -> int:
     """Train, compare, print the table, write the files."""
     named = check_compare(flags)
     from icmixup.lab.cli.data import load_data
     from icmixup.lab.comparison.compare import (
         compare,
+        comparison_folder,
+        comparison_name,
         comparison_recipes,
         default_methods,
-        delete_runs,
         pick_baseline,
     )
-    from icmixup.lab.sweep import find_finished
+    from icmixup.lab.comparison.overview import describe_comparison
+    from icmixup.lab.sweep import delete_runs, describe_reuse, find_finished
     from icmixup.lab.sweep.budget import work
     from icmixup.lab.sweep.local import count_workers
     from icmixup.lab.sweep.progress import Display
@@ -119,19 +116,56 @@ def run_compare(flags: CompareFlags, recipe_name: str) -> int:
         recipe = fit_budget(recipe, methods, flags, dataclasses.replace(execution, concurrent=concurrent))
     recipes = comparison_recipes(recipe, methods, seeds)
     if flags.where.fresh:
-        delete_runs(flags.out, recipes)
+        delete_runs(recipes, execution)
+    baseline = pick_baseline(methods, flags.baseline)
+    name = comparison_name(recipe, recipe_name, methods, seeds, baseline, data.fingerprint)
+    folder = comparison_folder(flags.out, name if flags.name is None else flags.name)
     where = device.type if execution.engine == "local" else "Ray"
-    several = f", {concurrent} concurrently" if concurrent > 1 and execution.engine == "local" else ""
-    print_note(
-        f"recipe {recipe_name}: {recipe.model}, {count(recipe.epochs, 'epoch')} of "
-        f"{count(len(data.train), 'image')}, on {where}; {count(len(methods), 'method')} x "
-        f"{count(len(seeds), 'seed')}{several}, in {flags.out}"
+    several = f", {concurrent} runs concurrently" if concurrent > 1 and execution.engine == "local" else ""
+    finished = find_finished(recipes, execution)
+    timed = dataclasses.replace(execution, concurrent=concurrent)
+    overview = describe_comparison(
+        recipe,
+        data,
+        methods,
+        seeds,
+        recipe_name=recipe_name,
+        where=where + several,
+        seconds=estimate_time(recipe, methods, len(recipes) - len(finished), timed),
     )
-    console, finished = stderr_console(), find_finished(recipes, flags.out)
-    with Display(recipes, console, work=work, finished=finished) as display:
-        baseline = pick_baseline(methods, flags.baseline)
+    print_overview(overview, folder, describe_reuse(recipes, execution))
+    with Display(recipes, stderr_console(), work=work, finished=finished) as display:
         comparison = compare(recipe, methods, seeds, baseline, execution=execution, display=display)
-    return report(comparison, flags.out) if is_first_rank() else 0
+    if not is_first_rank():
+        return 0
+    comparison = dataclasses.replace(comparison, overview=overview.as_json())
+    return report(comparison, folder, flags.out, data.class_counts.tolist())
+
+
+def estimate_time(recipe: Recipe, methods: Sequence[str], runs: int, execution: Execution) -> float | None:
+    """Seconds for the remaining runs, None where a trial on this machine cannot tell."""
+    from icmixup.lab.sweep.budget import estimate_seconds, slowest
+    from icmixup.lab.training.loop import check_sizes
+    from icmixup.lab.training.ranks import world_size
+
+    if not runs:
+        return 0.0
+    # A trial would take as long as compiling, and under torchrun all ranks would have to stop together.
+    if recipe.compile or execution.engine == "ray" or world_size() > 1:
+        return None
+    assert execution.dataset is not None
+    check_sizes(recipe, execution.dataset)
+    return estimate_seconds(recipe, slowest(methods), runs, execution)
+
+
+def print_overview(overview: Overview, folder: Path, notes: Sequence[str]) -> None:
+    """Print what is compared, where the result will be, and what could make it less useful."""
+    for what, value in (*overview.lines(), ("folder", str(folder))):
+        print_note(f"{what + ':':<14}{value}")
+    for warning in overview.warnings:
+        print_note(f"warning: {warning}")
+    for note in notes:
+        print_note(note)
 
 
 def fit_budget(recipe: Recipe, methods: Sequence[str], flags: CompareFlags, execution: Execution) -> Recipe:
@@ -171,17 +205,19 @@ def check_compare(flags: CompareFlags) -> tuple[str, ...]:
     return named
 
 
-def report(comparison: Comparison, out: Path) -> int:
+def report(comparison: Comparison, folder: Path, runs: Path, class_counts: Sequence[int]) -> int:
     """Write the files of a comparison and print its table."""
+    from icmixup.lab.comparison.classes import write_class_files
     from icmixup.lab.comparison.compare import write_comparison
     from icmixup.lab.comparison.figure import plot_comparison, write_png
     from icmixup.lab.comparison.table import print_comparison, stdout_console
 
-    paths: list[Any] = [*write_comparison(comparison, out)]
+    paths = [*write_comparison(comparison, folder)]
     if comparison.rows:
-        paths.append(write_png(plot_comparison(comparison), out / "comparison.png"))
+        paths.append(write_png(plot_comparison(comparison), folder / "comparison.png"))
+        paths += write_class_files(folder, runs, comparison.rows, comparison.methods, class_counts)
     print_comparison(comparison, stdout_console())
-    print_note("written: " + ", ".join(str(path) for path in paths))
+    print_note(f"written to {folder}: " + ", ".join(path.name for path in paths))
     if not comparison.rows:
         raise ValueError(comparison.verdict)
     return 0

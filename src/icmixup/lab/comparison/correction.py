@@ -84,6 +84,8 @@ def tie_counts(methods: int) -> frozenset[int]:
 
 def error_at_looks(max_seeds: int) -> dict[int, float]:
     """The error that each look may spend, by number of seeds: in proportion to the seeds since the last look."""
+    if max_seeds < FIRST_LOOK:
+        raise ValueError(f"--max-seeds must be at least {FIRST_LOOK} with --seeds auto, got {max_seeds}")
     share = ERROR / max_seeds
     return {
         seeds: share * (FIRST_LOOK if seeds == FIRST_LOOK else 1)

@@ -88,7 +88,8 @@ def load_dataset(
     )
     train = train[draw_subset(train.labels, counts, spec.data_seed)]
     mean, std = _known_statistics(spec) or measure_statistics(train.images)
-    return Dataset(spec.dataset, train, source.test, source.class_names, mean, std, source.skipped)
+    about = (source.skipped, source.split_by, source.original_size)
+    return Dataset(spec.dataset, train, source.test, source.class_names, mean, std, *about)
 
 
 def _known_statistics(spec: DataSpec) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

@@ -1,7 +1,7 @@
 """train(recipe, execution): from data to loss to a result row, resumable after a kill with the same numbers.
 
-Each epoch draws from generators seeded by (seed, epoch), so a resumed run needs only the weights, on any number
-of ranks.
+Each epoch draws from generators seeded by (seed, epoch), so a resumed run needs only the weights, on any
+number of ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from icmixup.lab.augment import augment
 from icmixup.lab.datasets import Dataset, load_dataset
 from icmixup.lab.training.evaluate import Metrics, evaluate, split_scores
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.predictions import Predictions, make_predictions, write_predictions
+from icmixup.lab.training.identity import Identity, autocast_dtype, identify
+from icmixup.lab.training.inputs import write_inputs
+from icmixup.lab.training.predictions import Predictions, finished_row, make_predictions, write_predictions
 from icmixup.lab.training.ranks import (
     average_over_ranks,
     broadcast_from_first,
@@ -37,7 +39,6 @@ from icmixup.lab.training.step import (
     Epoch,
     GraphedEpoch,
     Learner,
-    autocast_dtype,
     make_learner,
     make_step,
 )
@@ -69,21 +70,24 @@ class Stopped(Exception):
 
 
 def train(recipe: Recipe, execution: Execution, on_progress: OnProgress | None = None) -> Row:
-    """Train a recipe in execution.out / recipe.name, resuming from its checkpoint, and return its row.
+    """Train a recipe in its folder under execution.out, resuming from its checkpoint, and return its row.
 
-    A finished run is not trained again.
+    A finished run of the same recipe and identity is not trained again.
 
     Args:
         on_progress: called several times a second, at least once per epoch; may raise Stopped.
     """
     device = pick_device(execution.device)
-    run = open_run(execution.out, recipe)
-    if (row := run.result()) is not None:
-        return row
     with join_ranks(device):
         data = execution.dataset
-        data = (load_recipe_data(recipe, execution.data_dir) if data is None else data).to(device)
+        data = load_recipe_data(recipe, execution.data_dir) if data is None else data
+        check_fingerprint(recipe, data, execution.fingerprint)
+        identity = identify(recipe, data, device.type)
+        run = open_run(execution.out, recipe, identity, reuse=execution.reuse)
+        if (row := finished_row(run)) is not None:
+            return row
         check_sizes(recipe, data)
+        data = data.to(device)
         session = Session(run, data, make_learner(recipe, data, wrap_for_ranks), on_progress)
         session.resume()
         with open_trackers(execution.trackers, run) as track:
@@ -217,8 +221,9 @@ class Session:
                 else "weights overflowed at the end"
             )
             raise Diverged(
-                f"the {what} of epoch {number + 1} of {self.recipe.name}; try --lr {self.recipe.lr / 10:g}, "
-                f"--clip-norm 1 or --precision float32 (the last valid checkpoint is in {self.run.folder})"
+                f"the {what} of epoch {number + 1} of {self.run.folder.name}; "
+                f"try --lr {self.recipe.lr / 10:g}, --clip-norm 1 or --precision float32 "
+                f"(the last valid checkpoint is in {self.run.folder})"
             )
 
     def evaluate_if_due(self) -> None:
@@ -247,6 +252,7 @@ class Session:
         # None if the last checkpoint was complete, but the result was not written.
         predictions = self.predict() if self.predictions is None else self.predictions
         write_predictions(self.run.folder, predictions)
+        write_inputs(self.run.folder, self.data)
         metrics = evaluate(*predictions.tensors(), self.data.class_counts.cpu())
         return self.run.finish(self.row(metrics, concurrent))
 
@@ -283,6 +289,9 @@ class Session:
     def row(self, metrics: Metrics, concurrent: int) -> Row:
         """The run as one row: recipe, metrics, time, and where it was made."""
         speeds = sorted(self.speeds)
+        # A finished run that is only evaluated again keeps what was measured when it was trained.
+        before = self.run.result() or {}
+        now = identify(self.recipe, self.data, self.learner.device.type)
         return {
             **self.recipe.fields(),
             "key": self.recipe.key,
@@ -290,12 +299,32 @@ class Session:
             "loss": self.loss,
             "train_images": len(self.data.train),
             "minutes": round(self.seconds / 60, 3),
-            "images_per_second": round(speeds[len(speeds) // 2]) if speeds else None,
+            "images_per_second": round(speeds[len(speeds) // 2])
+            if speeds
+            else before.get("images_per_second"),
             "ranks": world_size(),
             "at_once": concurrent,  # the column's name in results/*.csv
+            **joined_columns(now if self.run.identity is None else self.run.identity, now),
             **provenance(self.learner.device),
             "folder": self.run.folder.name,
         }
+
+
+def joined_columns(then: Identity, now: Identity) -> dict[str, str]:
+    """Columns of the identity; a run that --reuse resumed elsewhere names both, as in "cpu then cuda"."""
+    return {
+        name: first if first == last else f"{first} then {last}"
+        for (name, first), last in zip(then.columns.items(), now.columns.values(), strict=True)
+    }
+
+
+def check_fingerprint(recipe: Recipe, data: Dataset, expected: str | None) -> None:
+    """Raise an error if these are not the images that the sweep started with."""
+    if expected is not None and data.fingerprint != expected:
+        raise ValueError(
+            f"the images of {recipe.dataset} have changed since this command started (fingerprint "
+            f"{data.fingerprint}, was {expected}); run the same command again"
+        )
 
 
 def check_sizes(recipe: Recipe, data: Dataset) -> None:

@@ -14,6 +14,7 @@ scores that compete for the first place stay distinct, and large scores do not o
 from __future__ import annotations
 
 import io
+import warnings
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from icmixup.lab.training.run_folder import write_atomically
+from icmixup.lab.training.run_folder import Row, Run, write_atomically
 
 FILE_NAME = "predictions.npz"
 REMEDY = "run the command that trained it again to evaluate its checkpoint"
@@ -83,7 +84,7 @@ def read_predictions(run_folder: Path) -> Predictions:
     """The predictions in a run's folder; a ValueError names a file that is missing or damaged."""
     path = run_folder / FILE_NAME
     if not path.exists():
-        raise ValueError(f"{run_folder} has no {FILE_NAME}: run the command that trained it again to add it")
+        raise ValueError(f"{path} does not exist; {REMEDY}")
     try:
         # From memory: numpy leaves the file open if it is damaged.
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
@@ -97,6 +98,19 @@ def read_predictions(run_folder: Path) -> Predictions:
         raise ValueError(f"{path} is damaged ({error}); {REMEDY}") from error
     check_shapes(predictions, path)
     return predictions
+
+
+def finished_row(run: Run) -> Row | None:
+    """The row of a run that has a result and readable predictions; warns if only the latter are missing."""
+    row = run.result()
+    if row is None:
+        return None
+    try:
+        read_predictions(run.folder)
+    except ValueError as error:
+        warnings.warn(f"{error}; {run.folder.name} is evaluated again", stacklevel=2)
+        return None
+    return row
 
 
 def check_shapes(predictions: Predictions, path: Path) -> None:
