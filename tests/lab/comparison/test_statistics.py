@@ -116,7 +116,9 @@ def test_a_lead_over_the_baseline_alone_does_not_make_a_method_best():
     found = compare_made(
         **SPREAD, ic_mixup=[80.1, 80.3, 80.2, 79.6, 80.8], balanced_mixup=[80.2, 80.0, 80.1, 80.4, 79.8]
     )
-    assert found.verdict.startswith("no single best method: ic-mixup has the highest accuracy, 80.2 %, +9.3 [")
+    assert found.verdict.startswith(
+        "no single best method: ic-mixup has the highest accuracy, 80.2 %, +9.3 ["
+    )
     assert "but is not clearly better than balanced-mixup; mixup and erm are clearly behind" in found.verdict
     assert "the best other method is balanced-mixup, -0.1 [" in found.verdict
     assert "against ic-mixup (no clear difference)" in found.verdict
@@ -172,9 +174,7 @@ def test_every_verdict_is_one_line_with_the_best_method(baseline: str):
 
 
 @given(
-    st.lists(
-        st.lists(st.integers(0, 400), min_size=3, max_size=3), min_size=2, max_size=6, unique_by=tuple
-    )
+    st.lists(st.lists(st.integers(0, 400), min_size=3, max_size=3), min_size=2, max_size=6, unique_by=tuple)
 )
 def test_verdict_footnote_and_marks_agree(accuracies: list[list[int]]):
     names = list(METHODS)[: len(accuracies)]

@@ -1,4 +1,4 @@
-"""--seeds auto: seeds are added until the question is settled, and methods that are clearly behind get no more.
+"""--seeds auto: seeds are added until the question is settled; methods that are clearly behind get no more.
 
 Looking at results after every seed and stopping when they look good would find differences that do not exist.
 So every look may spend a part of the error only (correction.error_at_looks), and the parts add up to 5 %.

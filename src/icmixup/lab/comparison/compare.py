@@ -105,9 +105,7 @@ def compare(
     rows, failures = train_all(comparison_recipes(recipe, methods, seeds), execution, display)
     correct, seeds_only = read_correct(rows, execution.out, intervals)
     looks = [take_look(rows, methods, seeds, correct)]
-    return summarise(
-        recipe, methods, seeds, baseline, rows, failures, looks=looks, seeds_only=seeds_only
-    )
+    return summarise(recipe, methods, seeds, baseline, rows, failures, looks=looks, seeds_only=seeds_only)
 
 
 def train_all(
@@ -235,11 +233,17 @@ def default_methods(class_counts: Tensor) -> tuple[str, ...]:
 
 
 def comparison_name(
-    recipe: Recipe, recipe_name: str, methods: Sequence[str], seeds: Sequence[int], baseline: str, data: str
+    recipe: Recipe,
+    recipe_name: str,
+    methods: Sequence[str],
+    seeds: Sequence[int | str],
+    baseline: str,
+    data: str,
 ) -> str:
     """A folder name of a comparison: data, model and recipe, and a key of everything else that defines it.
 
     Args:
+        seeds: with "auto" among them if they are added one by one.
         data: fingerprint of the images.
     """
     plain = dataclasses.replace(recipe, dataset="", method="erm", seed=0)
@@ -303,7 +307,7 @@ def comparison_as_json(comparison: Comparison) -> dict[str, object]:
 
 
 def look_as_json(look: Look) -> dict[str, object]:
-    """The numbers that intervals and verdict follow from, so that they can be computed without predictions."""
+    """The numbers that intervals and verdict follow from, to compute them without predictions."""
     pairs = [
         {"first": first, "second": second, **{name: float(value) for name, value in sample._asdict().items()}}
         for (first, second), sample in look.samples.items()
@@ -314,12 +318,7 @@ def look_as_json(look: Look) -> dict[str, object]:
 def read_look(stored: dict[str, Any]) -> Look:
     """The look that look_as_json wrote."""
     samples = {
-        (pair["first"], pair["second"]): Sample(
-            **{
-                name: int(pair[name]) if name in ("seeds", "images") else np.float64(pair[name])
-                for name in Sample._fields
-            }
-        )
+        (pair["first"], pair["second"]): Sample(*(np.asarray(pair[name]) for name in Sample._fields))
         for pair in stored["samples"]
     }
     return Look(**(stored | {"samples": samples}))

@@ -1,10 +1,10 @@
 """P-values for every pair of methods, corrected for how many pairs there are and how often one looks.
 
 Of two methods alone, the seed variance has S - 1 degrees of freedom: with three seeds and eight methods no
-difference would ever survive a correction. Other pairs of the same comparison say how large such a variance is,
-so it is averaged with theirs, with the weight of at most PRIOR_FREEDOM degrees of freedom (as moderated t-tests
-do in genomics, Smyth 2004). A pair must pass without this help as well, at 5 % and before any correction: no pair is
-called different whose own interval includes 0.
+difference would ever survive a correction. Other pairs of the same comparison say how large such a variance
+is, so it is averaged with theirs, with the weight of at most PRIOR_FREEDOM degrees of freedom (as moderated
+t-tests do in genomics, Smyth 2004). A pair must pass without this help as well, at 5 % and before any
+correction: no pair is called different whose own interval includes 0.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def pair_p_values(samples: Sample, methods: int) -> tuple[Floats, Floats]:
         methods: number of methods that the pairs are taken from.
 
     Returns:
-        (..., P) both; a corrected p-value below 0.05 is a claim, and any claim is wrong in 5 % of comparisons.
+        (..., P) both. A corrected p-value below 0.05 is a claim; at most 5 % of comparisons make a wrong one.
     """
     freedom = samples.seeds - 1
     own = p_value(samples.mean, samples.seed_variance, samples.image_variance, freedom)
@@ -52,8 +52,8 @@ def share_variance(samples: Sample, methods: int) -> tuple[Floats, Floats | floa
 def shaffer(p_values: Floats, methods: int) -> Floats:
     """Shaffer's step-down correction (1986) of p-values of pairs, (..., P) in and out.
 
-    Holm multiplies the k-th smallest p-value by the number of pairs not yet rejected. But if two of three methods
-    differ, at most one of the other two pairs can be equal: only as many pairs count as can still be equal.
+    Holm multiplies the k-th smallest p-value by the number of pairs not yet rejected. But if two of three
+    methods differ, at most one of the other two pairs can be equal: only that many pairs count.
     """
     factors = possible_ties(methods, p_values.shape[-1])
     order = np.argsort(p_values, axis=-1)
@@ -83,7 +83,7 @@ def tie_counts(methods: int) -> frozenset[int]:
 
 
 def error_at_looks(max_seeds: int) -> dict[int, float]:
-    """The error that each look may spend, by number of seeds: in proportion to the seeds since the last look."""
+    """The error that each look may spend, by number of seeds: a share for every seed since the last look."""
     if max_seeds < FIRST_LOOK:
         raise ValueError(f"--max-seeds must be at least {FIRST_LOOK} with --seeds auto, got {max_seeds}")
     share = ERROR / max_seeds

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
+from icmixup.lab.comparison.correction import FIRST_LOOK
 from icmixup.lab.datasets import Dataset
 from icmixup.lab.models import build_model
 from icmixup.lab.sweep.progress import duration
@@ -39,6 +40,7 @@ class Overview:
     epochs: int
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
+    adaptive: bool  # seeds are added until the question is settled, with --seeds auto
     where: str  # device and concurrency
     estimated_seconds: float | None  # None if unknown
     warnings: tuple[str, ...]
@@ -49,8 +51,10 @@ class Overview:
         smallest, largest = (f"{name} ({size:,})" for name, size in (self.smallest_class, self.largest_class))
         original = self.original_size or self.training_size
         same = original == self.training_size
-        seeds = f"{len(self.seeds)} seed{'s'[: len(self.seeds) != 1]}"
-        time = "unknown" if self.estimated_seconds is None else f"about {duration(self.estimated_seconds)}"
+        fewest = f"{FIRST_LOOK} to " if self.adaptive and len(self.seeds) > FIRST_LOOK else ""
+        seeds = f"{fewest}{len(self.seeds)} seed{'s'[: len(self.seeds) != 1]}"
+        most = "at most" if self.adaptive else "about"
+        time = "unknown" if self.estimated_seconds is None else f"{most} {duration(self.estimated_seconds)}"
         return [
             ("images", images),
             ("classes", f"{self.classes}; smallest {smallest}, largest {largest}"),
@@ -77,6 +81,7 @@ def describe_comparison(
     recipe_name: str,
     where: str,
     seconds: float | None,
+    adaptive: bool = False,
 ) -> Overview:
     """The overview of methods x seeds on a dataset, with warnings where the data cannot answer."""
     counts = data.class_counts
@@ -99,6 +104,7 @@ def describe_comparison(
         epochs=recipe.epochs,
         methods=tuple(methods),
         seeds=tuple(seeds),
+        adaptive=adaptive,
         where=where,
         estimated_seconds=seconds,
         warnings=tuple(find_warnings(recipe, data)),

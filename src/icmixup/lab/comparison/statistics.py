@@ -62,7 +62,7 @@ class Difference:
 
     @property
     def clear(self) -> bool:
-        """Whether the interval excludes 0, also after correction for other comparisons where there are any."""
+        """Whether the interval excludes 0, and the p-value that is corrected for other pairs is below 5 %."""
         if self.low is None or self.high is None or self.low <= 0 <= self.high:
             return False
         return self.p_corrected is None or self.p_corrected < ERROR
@@ -206,8 +206,8 @@ def take_look(
 def decide(looks: Sequence[Look]) -> Decision:
     """Which methods may be the best: at every look, those clearly behind the leader are dropped.
 
-    One look with the whole error is a comparison with a fixed number of seeds. With several looks, each spends its
-    own share: a p-value counts as p * ERROR / share, and the smallest one over looks counts.
+    One look with the whole error is a comparison with a fixed number of seeds. With several looks, each
+    spends its own share: a p-value counts as p * ERROR / share, and the smallest one over looks counts.
     """
     group = tuple(looks[0].means)
     stopped: dict[str, int] = {}
@@ -225,7 +225,9 @@ def decide(looks: Sequence[Look]) -> Decision:
 def look_p_values(look: Look, group: Sequence[str]) -> dict[Pair, float]:
     """P-values of all pairs of the group, corrected for their number."""
     tested = {
-        pair: sample for pair, sample in look.samples.items() if set(pair) <= set(group) and is_testable(sample)
+        pair: sample
+        for pair, sample in look.samples.items()
+        if set(pair) <= set(group) and is_testable(sample)
     }
     if not tested:
         return {}
@@ -242,7 +244,7 @@ def clearly_behind(look: Look, group: Sequence[str], p_corrected: Mapping[Pair, 
         for (first, second), p in p_corrected.items()
         if p < ERROR
         and {first, second} <= set(group)
-        and (leader == first or leader == second)
+        and (leader in (first, second))
         and (float(look.samples[first, second].mean) > 0) == (leader == first)
     }
 

@@ -1,7 +1,7 @@
 """How far a difference of two methods would move with new seeds and with new test images.
 
-Two methods are trained with the same S seeds and tested on the same N images. d[s, i] is +100, 0 or -100: only the
-first is right, both or neither, only the second. Seeds and images are crossed random effects,
+Two methods are trained with the same S seeds and tested on the same N images. d[s, i] is +100, 0 or -100:
+only the first is right, both or neither, only the second. Seeds and images are crossed random effects,
 
     d[s, i] = difference + seed[s] + image[i] + residual[s, i],
 
@@ -10,8 +10,8 @@ and the mean of d has the variance
     seed variance    (between seeds + residual / N) / S    estimated with S - 1 degrees of freedom
     image variance   between images / N                    estimated from N images, which is plenty
 
-so that (mean - difference) is taken as the sum of a Student t and a normal variable (Behrens and Fisher). With two
-or three seeds this covers what it claims to, where Satterthwaite's approximation by one Student t does not
+so that (mean - difference) is taken as the sum of a Student t and a normal variable (Behrens and Fisher).
+With two or three seeds this covers what it claims to; Satterthwaite's approximation by one Student t does not
 (docs/statistics.md has both). All functions accept leading axes, so a simulation is one call.
 """
 
@@ -80,8 +80,8 @@ def crossed_sample(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_]) 
 def p_value(mean: Floats, seed_variance: Floats, image_variance: Floats, freedom: Floats | float) -> Floats:
     """Two-sided p-value of a mean: the chance of one at least as far from 0 if the difference is 0.
 
-    A Student t is a normal variable divided by the root of a chi squared over its degrees of freedom. So given
-    that chi squared the sum is normal, and the p-value is the average of normal ones over chi squared.
+    A Student t is a normal variable divided by the root of a chi squared over its degrees of freedom. Given that
+    chi squared the sum is normal, so the p-value is the average of normal ones over chi squared.
 
     Args:
         mean: (...) as all others.
@@ -90,7 +90,7 @@ def p_value(mean: Floats, seed_variance: Floats, image_variance: Floats, freedom
     Returns:
         (...) p-values; 1 where both variances are 0.
     """
-    from scipy.special import ndtr  # imported here because importing SciPy takes longer than `icmixup --help`
+    from scipy.special import ndtr  # here, because importing SciPy takes longer than `icmixup --help`
 
     chi_squared, weights = chi_squared_weights(np.asarray(freedom, dtype=float))
     variance = np.asarray(seed_variance)[..., None] / chi_squared + np.asarray(image_variance)[..., None]

@@ -46,12 +46,13 @@ def headline(scored: Sequence[Standing], group: Sequence[Standing], base: Standi
     if len(group) == 1:
         return f"{best.method} is best: {best.mean:.1f} %{against(best, base)}"
     if len(group) == len(scored):
-        return f"no clear difference: {describe_best(scored)}{against(best, base)}"
+        return f"no clear difference: {describe_best(scored)}{against(best, base, suffix=False)}"
     names = join_names([s.method for s in group[1:]])
     behind = join_names([s.method for s in scored if not s.in_best_group])
+    verb = "is" if len(scored) - len(group) == 1 else "are"
     return (
-        f"no single best method: {describe_best(scored)}{against(best, base)}, but is not clearly better than "
-        f"{names}; {behind} {'is' if len(scored) - len(group) == 1 else 'are'} clearly behind"
+        f"no single best method: {describe_best(scored)}{against(best, base)}, but is not clearly better "
+        f"than {names}; {behind} {verb} clearly behind"
     )
 
 
@@ -65,7 +66,7 @@ def describe_best(scored: Sequence[Standing]) -> str:
     return f"{subject} the highest accuracy, {scored[0].mean:.1f} %"
 
 
-def against(one: Standing, base: Standing) -> str:
+def against(one: Standing, base: Standing, suffix: bool = True) -> str:
     """The difference to the baseline, as the end of a clause; nothing for the baseline itself."""
     if one is base or base.mean is None:
         return ""
@@ -73,7 +74,8 @@ def against(one: Standing, base: Standing) -> str:
         return f", no seed in common with {base.method}"
     if one.difference.low is None:
         return f", {signed(one.difference.mean)} against {base.method}"
-    return f", {one.difference} against {base.method}{unclear_suffix(one.difference)}"
+    note = unclear_suffix(one.difference) if suffix else ""
+    return f", {one.difference} against {base.method}{note}"
 
 
 def unclear_suffix(difference: Difference | None) -> str:
@@ -112,7 +114,7 @@ def what_it_takes(group: Sequence[Standing], looks: Sequence[Look]) -> str:
 def describe_requirement(design: Design) -> str:
     """The sentence for a design; numbers are rounded, since the variance is only estimated."""
     found = requirement(design)
-    finds = f"a difference of {TARGET:g} point with {POWER:.0%} probability".replace("%", " %")
+    finds = f"a difference of {TARGET:g} point with {100 * POWER:.0f} % probability"
     if found.seeds is not None and found.seeds <= design.seeds:
         return f"this comparison finds {finds}"
     options = []
@@ -155,9 +157,9 @@ def footnote(standings: Sequence[Standing], baseline: str, looks: Sequence[Look]
         return text
     times = f" and {len(looks)} looks at the results" if len(looks) > 1 else ""
     return (
-        f"{text} Each interval is for one comparison alone; the verdict, the best group and * are corrected for "
-        f"all {math.comb(methods, 2)} pairs of methods{times}, so that any of their claims is wrong with a "
-        f"probability of at most {ERROR:.0%}. {significant_methods(standings, baseline)}".replace("5%", "5 %")
+        f"{text} Each interval is for one comparison alone; the verdict, the best group and * are corrected "
+        f"for all {math.comb(methods, 2)} pairs of methods{times}, so that any of their claims is wrong with "
+        f"a probability of at most {100 * ERROR:.0f} %. {significant_methods(standings, baseline)}"
     )
 
 
