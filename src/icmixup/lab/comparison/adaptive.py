@@ -23,7 +23,7 @@ from icmixup.lab.comparison.compare import (
     train_all,
 )
 from icmixup.lab.comparison.correction import ERROR, FIRST_LOOK, error_at_looks
-from icmixup.lab.comparison.statistics import Correct, Look, decide, take_look
+from icmixup.lab.comparison.statistics import Correct, Decision, Look, decide, take_look
 from icmixup.lab.comparison.verdict import describe_stop
 from icmixup.lab.sweep.progress import Display
 from icmixup.lab.training.execution import Execution
@@ -69,7 +69,8 @@ def compare_adaptively(
         rows, failures, done = [*rows, *finished], [*failures, *failed], planned
         correct, seeds_only = read_correct(rows, execution.out, intervals)
         looks = take_looks(rows, methods, seeds, done, correct)
-        active = methods_to_continue(looks, len(seeds)) if done >= FIRST_LOOK else active
+        if done >= FIRST_LOOK:
+            active = methods_to_continue(decide(looks), done, len(seeds))
         planned = done + 1
         if not active or not clock.has_time():
             break
@@ -116,8 +117,11 @@ def take_looks(
     ]
 
 
-def methods_to_continue(looks: Sequence[Look], max_seeds: int) -> tuple[str, ...]:
-    """The methods that get one more seed; none if the question is settled or more seeds would not help."""
-    decision = decide(looks)
-    ends = len(decision.group) <= 1 or looks[-1].seeds >= max_seeds or decision.limited_by_images
+def methods_to_continue(decision: Decision, seeds: int, max_seeds: int) -> tuple[str, ...]:
+    """The methods that get one more seed; none if the question is settled or more seeds would not help.
+
+    Args:
+        seeds: number of seeds so far.
+    """
+    ends = len(decision.group) <= 1 or seeds >= max_seeds or decision.limited_by_images
     return () if ends else decision.group

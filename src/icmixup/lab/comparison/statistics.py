@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -209,17 +210,19 @@ def decide(looks: Sequence[Look]) -> Decision:
     One look with the whole error is a comparison with a fixed number of seeds. With several looks, each
     spends its own share: a p-value counts as p * ERROR / share, and the smallest one over looks counts.
     """
-    group = tuple(looks[0].means)
-    stopped: dict[str, int] = {}
-    p_corrected: dict[Pair, float] = {}
-    for look in looks:
-        group = tuple(method for method in group if method in look.means)
-        for pair, p in look_p_values(look, group).items():
-            p_corrected[pair] = min(p_corrected.get(pair, 1.0), p * ERROR / look.error)
-        behind = clearly_behind(look, group, p_corrected)
-        stopped |= dict.fromkeys(behind, look.seeds)
-        group = tuple(method for method in group if method not in behind)
-    return Decision(group, stopped, p_corrected, is_limited_by_images(looks[-1], group))
+    return functools.reduce(decide_next, looks, Decision(tuple(looks[0].means), {}, {}, False))
+
+
+def decide_next(before: Decision, look: Look) -> Decision:
+    """The decision after one more look."""
+    group = tuple(method for method in before.group if method in look.means)
+    p_corrected = dict(before.p_corrected)
+    for pair, p in look_p_values(look, group).items():
+        p_corrected[pair] = min(p_corrected.get(pair, 1.0), p * ERROR / look.error)
+    behind = clearly_behind(look, group, p_corrected)
+    group = tuple(method for method in group if method not in behind)
+    stopped = before.stopped | dict.fromkeys(behind, look.seeds)
+    return Decision(group, stopped, p_corrected, is_limited_by_images(look, group))
 
 
 def look_p_values(look: Look, group: Sequence[str]) -> dict[Pair, float]:

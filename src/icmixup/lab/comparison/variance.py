@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 # Trapezoids in log(chi squared): the integrand is smooth there, and what lies beyond has no weight.
-LOG_CHI_SQUARED = np.linspace(-42.0, 8.0, 320)
+LOG_CHI_SQUARED = np.linspace(-42.0, 8.0, 200)
 
 
 class Sample(NamedTuple):
@@ -80,8 +80,8 @@ def crossed_sample(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_]) 
 def p_value(mean: Floats, seed_variance: Floats, image_variance: Floats, freedom: Floats | float) -> Floats:
     """Two-sided p-value of a mean: the chance of one at least as far from 0 if the difference is 0.
 
-    A Student t is a normal variable divided by the root of a chi squared over its degrees of freedom. Given that
-    chi squared the sum is normal, so the p-value is the average of normal ones over chi squared.
+    A Student t is a normal variable divided by the root of a chi squared over its degrees of freedom. Given
+    that chi squared the sum is normal, so the p-value is the average of normal ones over chi squared.
 
     Args:
         mean: (...) as all others.
@@ -102,7 +102,7 @@ def p_value(mean: Floats, seed_variance: Floats, image_variance: Floats, freedom
 
 
 def chi_squared_weights(freedom: Floats) -> tuple[Floats, Floats]:
-    """Values of chi squared over its degrees of freedom, and the weight of each: both (..., 320)."""
+    """Values of chi squared over its degrees of freedom, and the weight of each: both (..., 200)."""
     from scipy.special import gammaln
 
     half = freedom[..., None] / 2
