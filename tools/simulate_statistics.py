@@ -36,7 +36,8 @@ from icmixup.lab.comparison.variance import Sample, crossed_sample, p_value
 OUTPUT = Path(__file__).parents[1] / "results" / "statistics.csv"
 DIFFICULTY, AFFINITY, CHANCE = 2.0, 0.3, 1.0  # variances
 CELLS = 8_000_000  # of one chunk of trials: methods x seeds x images
-SEEDS, IMAGES, EFFECTS = (2, 3, 5, 10), (100, 1000, 10_000), (0.3, 1.0, 3.0)
+SEEDS, EFFECTS = (2, 3, 5, 10), (0.3, 1.0, 3.0)
+IMAGES = ((100, 4000), (1000, 2000), (10_000, 1000))  # test images, and trials
 COVERED = ("covered", "covered by Satterthwaite", "covered by seeds only")
 Bools = npt.NDArray[np.bool_]
 Names = tuple[str, ...]
@@ -217,13 +218,13 @@ SCENARIOS = {"equal": EQUAL, "one better": ONE_BETTER, "one point apart": SPREAD
 
 
 def coverage_settings() -> Iterator[tuple[str, Setting, int]]:
-    for accuracy, images, seeds, effect in product((80.0, 95.0), IMAGES, SEEDS, EFFECTS):
-        yield f"{accuracy:g} %", Setting((accuracy, accuracy - 1), seeds, images, effect), 2000
+    for accuracy, (images, trials), seeds, effect in product((80.0, 95.0), IMAGES, SEEDS, EFFECTS):
+        yield f"{accuracy:g} %", Setting((accuracy, accuracy - 1), seeds, images, effect), trials
 
 
 def best_settings() -> Iterator[tuple[str, Setting, int]]:
     for (name, accuracies), (images, trials), seeds, effect in product(
-        SCENARIOS.items(), ((1000, 2000), (10_000, 500)), (3, 5, 10), (0.3, 1.0)
+        SCENARIOS.items(), ((1000, 2000), (10_000, 300)), (3, 5, 10), (0.3, 1.0)
     ):
         yield name, Setting(accuracies, seeds, images, effect), trials
     for seeds, factor in product((3, 5), (3.0, 10.0)):
@@ -232,7 +233,7 @@ def best_settings() -> Iterator[tuple[str, Setting, int]]:
 
 def auto_settings() -> Iterator[tuple[str, Setting, int]]:
     for (name, accuracies), (images, trials), effect in product(
-        SCENARIOS.items(), ((1000, 2000), (10_000, 500)), (0.3, 1.0)
+        SCENARIOS.items(), ((1000, 2000), (10_000, 200)), (0.3, 1.0)
     ):
         yield name, Setting(accuracies, 10, images, effect), trials
 
