@@ -133,5 +133,5 @@ def test_a_pickle_in_the_file_is_not_executed(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_predictions_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"has no predictions.npz"):
+    with pytest.raises(ValueError, match=r"predictions.npz does not exist"):
         read_predictions(tmp_path)

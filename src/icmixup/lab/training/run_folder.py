@@ -150,14 +150,18 @@ def locate_run(root: Path, recipe: Recipe, identity: Identity, *, reuse: bool = 
     return run
 
 
-def other_runs(run: Run) -> Iterator[Run]:
-    """Runs of the same recipe, wherever its images were, but of another identity."""
-    pattern = f"{glob.escape(run.recipe.title)}.*/recipe.json"
-    for path in sorted(run.folder.parent.glob(pattern)):
+def runs_of(root: Path, recipe: Recipe) -> Iterator[Run]:
+    """All runs of a recipe under `root`, of any identity, wherever its images were."""
+    for path in sorted(root.glob(f"{glob.escape(recipe.title)}.*/recipe.json")):
         with contextlib.suppress(ValueError, TypeError):  # damaged, or a recipe of another version
             found = read_recipe(json.loads(path.read_text()))
-            if path.parent != run.folder and replace(found, dataset=run.recipe.dataset) == run.recipe:
-                yield Run(path.parent, run.recipe, read_identity(path.parent))
+            if replace(found, dataset=recipe.dataset) == recipe:
+                yield Run(path.parent, recipe, read_identity(path.parent))
+
+
+def other_runs(run: Run) -> list[Run]:
+    """Runs of the same recipe, but of another identity."""
+    return [other for other in runs_of(run.folder.parent, run.recipe) if other.folder != run.folder]
 
 
 def read_identity(folder: Path) -> Identity | None:
