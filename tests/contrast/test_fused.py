@@ -30,7 +30,7 @@ if DEVICE == "cpu":
     assert before == "1" or "triton.language" not in sys.modules, "Triton was imported before this file"
     os.environ["TRITON_INTERPRET"] = "1"
     pytest.importorskip("triton.language")
-    import icmixup.contrast.kernels_backward  # noqa: F401
+    import icmixup.contrast.triton_backward  # noqa: F401
 
     del os.environ["TRITON_INTERPRET"]
     if before is not None:

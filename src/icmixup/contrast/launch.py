@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from icmixup.contrast import kernels, kernels_sums
+from icmixup.contrast import kernels, triton_forward as kernels_sums
 
 
 class Tiles(NamedTuple):

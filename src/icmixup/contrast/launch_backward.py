@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from icmixup.contrast import kernels, kernels_backward
+from icmixup.contrast import kernels, triton_backward as kernels_backward
 from icmixup.contrast.launch import Problem, State, cdiv, fast_sums, fuses, sum_tables
 
 

@@ -29,7 +29,7 @@ from icmixup.contrast.kernels import (
     U,
     V,
 )
-from icmixup.contrast.kernels_sums import dense_scores, exp, over_lines
+from icmixup.contrast.triton_forward import dense_scores, exp, over_lines
 
 # more lines of rows, for the backward pass
 OWN_PULL = tl.constexpr(6)  # what the own entry adds to W_ii, beyond what the sums over entries hold of it
