@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from icmixup._checks import check_batch, check_choice, check_counts, check_labels, check_no_empty_class
-from icmixup.contrast.plain import Duplicates
+from icmixup.contrast import Duplicates
 from icmixup.hidden import hidden_modules, mix_somewhere
 from icmixup.loss import AXES, infinite_class_loss
 from icmixup.pairs import (

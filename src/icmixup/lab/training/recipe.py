@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from icmixup._checks import check_choice
-from icmixup.contrast.plain import DUPLICATES, Duplicates
+from icmixup.contrast import DUPLICATES, Duplicates
 from icmixup.loss import NEGATIVES
 from icmixup.methods import Method, find_method
 from icmixup.pairs import MODES, Mode
