@@ -212,7 +212,7 @@ def operator_args(request: Request) -> ForwardArgs:
     return ForwardArgs(
         *(request.scores, request.targets, request.bias, *request.keys),
         *(request.offset, request.rows, request.columns, request.num_matched),
-        duplicates=("negative", "ignore", "positive").index(request.duplicates),
+        duplicates=request.duplicates,
         tiles=list(SMALL),
     )
 
@@ -363,7 +363,7 @@ def test_torch_only_allocates_memory_and_sorts() -> None:
         rows=True,
         columns=True,
         num_columns=13,
-        duplicates=0,
+        duplicates="negative",
         has_bias=False,
         tiles=Tiles(*SMALL),
         multiprocessors=2,

@@ -112,7 +112,7 @@ def _chunks(request: Request, chunk_size: int) -> Iterator[Chunk]:
         mixed = _product(scores[start : start + chunk_size].to(_inner(scores)), request.targets.T)
         own = torch.zeros_like(mixed, dtype=torch.bool)
         own.diagonal(request.offset + start).fill_(True)
-        if row_keys is None:
+        if row_keys is None or column_keys is None:
             yield Chunk(start, mixed, own, None)
             continue
         same = row_keys[start : start + chunk_size, None] == column_keys

@@ -24,12 +24,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from icmixup.contrast.request import DUPLICATES, Losses, Request
+from icmixup.contrast.request import Duplicates, Losses, Request
 
 if TYPE_CHECKING:
     from icmixup.contrast.triton_forward import Launch
@@ -61,14 +62,22 @@ def contrast_fused(request: Request, tiles: tuple[int, ...] = ()) -> Losses:
     """
     if not torch.compiler.is_compiling():
         _check(request)
-    scores, targets, offset, rows, columns = request[:5]
-    duplicates = DUPLICATES.index(request.duplicates)
+    row_keys, column_keys = request.keys
     args = ForwardArgs(
-        scores, targets, request.bias, *request.keys, offset, rows, columns, request.num_matched, duplicates,
-        list(tiles),
-    )  # fmt: skip
+        scores=request.scores,
+        targets=request.targets,
+        bias=request.bias,
+        row_keys=row_keys,
+        column_keys=column_keys,
+        offset=request.offset,
+        rows=request.rows,
+        columns=request.columns,
+        num_columns=request.num_matched,
+        duplicates=request.duplicates,
+        tiles=list(tiles),
+    )
     row_losses, column_losses, *_ = torch.ops.icmixup.contrast_fused(*args)
-    return row_losses if rows else None, column_losses if columns else None
+    return row_losses if request.rows else None, column_losses if request.columns else None
 
 
 def _check(request: Request) -> None:
@@ -104,11 +113,12 @@ class ForwardArgs(NamedTuple):
     rows: bool
     columns: bool
     num_columns: int
-    duplicates: int  # index into DUPLICATES
+    duplicates: Duplicates
     tiles: list[int]
 
     def launch(self, multiprocessors: int) -> Launch:
-        return _launch(*self.scores.shape, self, self.bias is not None, multiprocessors)
+        num_images, num_classes = self.scores.shape
+        return _launch(num_images, num_classes, self, self.bias is not None, multiprocessors)
 
 
 class BackwardArgs(NamedTuple):
@@ -130,7 +140,7 @@ class BackwardArgs(NamedTuple):
     columns: bool
     num_columns: int
     has_bias: bool
-    duplicates: int
+    duplicates: Duplicates
     tiles: list[int]
     dtype: torch.dtype
 
@@ -140,13 +150,13 @@ class BackwardArgs(NamedTuple):
 
 _FORWARD = (
     "(Tensor scores, Tensor targets, Tensor? bias, Tensor? row_keys, Tensor? column_keys, int offset, "
-    "bool rows, bool columns, int num_columns, int duplicates, int[] tiles) "
+    "bool rows, bool columns, int num_columns, str duplicates, int[] tiles) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 _BACKWARD = (
     "(Tensor? row_grad, Tensor? column_grad, Tensor targets, Tensor? row_keys, Tensor? column_keys, "
     "Tensor scores_t, Tensor classes_of, Tensor row_table, Tensor column_table, Tensor plan, int num_images, "
-    "int offset, bool rows, bool columns, int num_columns, bool has_bias, int duplicates, int[] tiles, "
+    "int offset, bool rows, bool columns, int num_columns, bool has_bias, str duplicates, int[] tiles, "
     "ScalarType dtype) -> Tensor"
 )
 
@@ -175,6 +185,7 @@ def _launch(
     )
 
 
+@lru_cache
 def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 

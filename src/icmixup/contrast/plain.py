@@ -23,7 +23,7 @@ def contrast_plain(request: Request) -> Losses:
     scores, targets, offset = request.scores, request.targets, request.offset
     mixed = scores @ targets.T
     row_keys, column_keys = request.keys
-    same = None if row_keys is None else row_keys[:, None] == column_keys
+    same = None if row_keys is None or column_keys is None else row_keys[:, None] == column_keys
     row_losses = column_losses = None
     num_matched = request.num_matched
     index = torch.arange(max(len(scores), num_matched), device=scores.device)

@@ -10,6 +10,7 @@ atomic additions are needed, and equal inputs give equal bits.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -24,13 +25,10 @@ from icmixup.contrast.triton_forward import (
     DENSE,
     EXP_BIAS,
     FAST,
-    IGNORE,
-    NEGATIVE,
     OWN,
     PLAN_FLOOR,
     PLAN_FLOOR_MODE,
     PLAN_MODE,
-    POSITIVE,
     POSITIVE_COEF,
     POSITIVE_SUM,
     POSITIVE_TOP,
@@ -55,7 +53,7 @@ from icmixup.contrast.triton_forward import (
 # more lines of rows, in the backward pass only
 OWN_COEF = tl.constexpr(6)  # what the own entry adds to W_ii, beyond its part in the sums over entries
 OWN_FLOOR = tl.constexpr(7)  # what it adds to the sum of dloss/dz that the floor is multiplied by
-ROW_LINES = 8
+GRADIENT_ROW_LINES = 8
 # lines of entries
 ENTRY_CLASSIFIER = tl.constexpr(0)
 ENTRY_OTHER_CLASS = tl.constexpr(1)
@@ -107,9 +105,9 @@ def set_row_coefs(
     h = tl.load(column_grad + j.to(tl.int64) * column_stride, mask=here, other=0.0).to(tl.float32)
     own = tl.load(rows + OWN * Rp + i, mask=i < Rp, other=0.0)
     own_coef = tl.zeros([B], tl.float32)
-    if DUPLICATES != POSITIVE:
+    if DUPLICATES != "positive":
         own_coef -= g + h
-    if DUPLICATES == IGNORE:
+    if DUPLICATES == "ignore":
         # The sums over entries leave out equal classifiers, and with them the own one.
         own_coef += tl.where(there, g * _own_share(rows, own, i, Rp, there), 0.0)
         own_coef += tl.where(here, h * _own_share(columns, own, j, Kp, here), 0.0)
@@ -117,7 +115,7 @@ def set_row_coefs(
     _copy_line(rows, out, TOP, i, Rp)
     _copy_line(rows, out, WEIGHT, i, Rp)
     tl.store(out + COEF * Rp + i, _over_sum(g, rows, i, Rp, there, SUM), mask=i < Rp)
-    if DUPLICATES == POSITIVE:
+    if DUPLICATES == "positive":
         tl.store(out + POSITIVE_COEF * Rp + i, _over_sum(g, rows, i, Rp, there, POSITIVE_SUM), mask=i < Rp)
     tl.store(out + OWN_COEF * Rp + i, own_coef, mask=i < Rp)
     weight = tl.load(rows + WEIGHT * Rp + i, mask=i < Rp, other=0.0)
@@ -142,7 +140,7 @@ def set_column_coefs(
     _copy_line(columns, out, BIAS, j, Kp)
     _copy_line(columns, out, EXP_BIAS, j, Kp)
     tl.store(out + COEF * Kp + j, _over_sum(h, columns, j, Kp, here, SUM), mask=j < Kp)
-    if DUPLICATES == POSITIVE:
+    if DUPLICATES == "positive":
         _copy_line(columns, out, POSITIVE_TOP, j, Kp)
         tl.store(out + POSITIVE_COEF * Kp + j, _over_sum(h, columns, j, Kp, here, POSITIVE_SUM), mask=j < Kp)
     # A share of 0 is not an entry: class C sorts it behind all others.
@@ -247,7 +245,7 @@ def sparse_gradient(
     top = tl.load(rows + TOP * Rp + i)[None, None, :]
     weight = tl.load(rows + WEIGHT * Rp + i)[None, None, :]
     coef = tl.load(rows + COEF * Rp + i)[None, None, :]
-    if DUPLICATES != NEGATIVE:
+    if DUPLICATES != "negative":
         keys = tl.load(row_keys + i, mask=i < R, other=0)[None, None, :]
         own = tl.load(rows + OWN * Rp + i)[None, None, :]
         positive_coef = tl.load(rows + POSITIVE_COEF * Rp + i)[None, None, :]
@@ -267,7 +265,7 @@ def sparse_gradient(
             row = other.to(tl.int64) if WIDE else other
             at_other = tl.load(scores_t + row[:, :, None] * Rp + i[None, None, :])
             z = share[:, :, None] * at_c + other_share[:, :, None] * at_other
-            if DUPLICATES != NEGATIVE or MODE == SAFE:
+            if DUPLICATES != "negative" or MODE == SAFE:
                 e = tl.minimum(begin[:, None] + (n0 + n)[None, :], E - 1)
                 j = tl.load(entries + ENTRY_CLASSIFIER * E + e)
             if MODE == FAST:
@@ -285,9 +283,9 @@ def sparse_gradient(
                 gradient = coef * share[:, :, None] * exp(z + bias - top)
                 gradient += column_weight[:, :, None] * exp(below)
                 gradient = tl.where(((n0 + n)[None, :] < size[:, None])[:, :, None], gradient, 0.0)
-            if DUPLICATES != NEGATIVE:
+            if DUPLICATES != "negative":
                 same = tl.load(column_keys + j)[:, :, None] == keys
-                if DUPLICATES == IGNORE:
+                if DUPLICATES == "ignore":
                     gradient = tl.where(same, 0.0, gradient)
                 else:
                     if MODE == FAST:
@@ -327,10 +325,10 @@ def dense_gradient(
         gradient = coef * exp(biased - top)
         below = z - tl.load(columns + TOP * Kp + j)[:, None]
         gradient += tl.load(columns + COEF * Kp + j)[:, None] * exp(below)
-        if DUPLICATES != NEGATIVE:
+        if DUPLICATES != "negative":
             keys = tl.load(row_keys + i, mask=i < R, other=0)[None, :]
             same = tl.load(column_keys + j, mask=j < K, other=0)[:, None] == keys
-            if DUPLICATES == IGNORE:
+            if DUPLICATES == "ignore":
                 gradient = tl.where(same, 0.0, gradient)
             else:
                 positive = tl.load(rows + POSITIVE_COEF * Rp + i)[None, :]
@@ -407,8 +405,8 @@ def launch_backward(
 ) -> Tensor:
     """(R, C) gradient of the scores, from (R,) and (num_columns,) gradients of the losses."""
     row_grad, column_grad = grads
-    launch = launch._replace(
-        rows=launch.rows and row_grad is not None, columns=launch.columns and column_grad is not None
+    launch = replace(
+        launch, rows=launch.rows and row_grad is not None, columns=launch.columns and column_grad is not None
     )
     state, classes = _set_coefs(grads, state, launch)
     entries = _sort_entries(classes, state, launch)
@@ -430,7 +428,7 @@ def _set_coefs(
 ) -> tuple[ForwardState, Tensor]:
     """The state with coefficients in place of the sums; (2 K,) int32 classes of the entries."""
     Rp, Kp, n_columns = launch.Rp, launch.Kp, launch.num_column_losses
-    rows = state.scores_t.new_empty(ROW_LINES, Rp)
+    rows = state.scores_t.new_empty(GRADIENT_ROW_LINES, Rp)
     columns = state.scores_t.new_empty(COLUMN_LINES, Kp)
     classes = state.classes_of.new_empty(2 * launch.K)
     # The gradient of a mean is one number, expanded: read with its stride, it needs no copy.
@@ -449,7 +447,7 @@ def _set_coefs(
 
 def _floor_sums(keys: tuple[Tensor, Tensor], state: ForwardState, launch: Launch) -> Tensor:
     """(1, parts, Rp) sums over the columns of each image, weighted by coefficients, if there is a floor."""
-    launch = launch._replace(rows=True, columns=False)
+    launch = replace(launch, rows=True, columns=False)
     sums = empty_sums(launch, state.scores_t)
     if launch.C > 2:
         launch_fast_sums(keys, state, launch, sums, COEF.value)

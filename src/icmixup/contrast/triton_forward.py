@@ -25,6 +25,8 @@ device.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -32,15 +34,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from icmixup.contrast.request import Duplicates
+
 LOG2E = tl.constexpr(1.4426950408889634)
 # modes
 FAST = tl.constexpr(0)  # one exponential serves both axes
 SAFE = tl.constexpr(1)  # scores spread too far for that: largest entries first
 DENSE = tl.constexpr(2)  # targets with more than two classes
-# duplicates, as in request.DUPLICATES
-NEGATIVE = tl.constexpr(0)
-IGNORE = tl.constexpr(1)
-POSITIVE = tl.constexpr(2)
 # entries of plan
 PLAN_MODE = tl.constexpr(0)
 PLAN_CENTRE = tl.constexpr(1)  # the middle between the smallest and the largest score
@@ -58,9 +58,7 @@ SUM = tl.constexpr(3)  # sum over D
 COEF = tl.constexpr(3)  # in the backward pass: gradient / sum over D
 POSITIVE_SUM = tl.constexpr(4)  # sum over P
 POSITIVE_COEF = tl.constexpr(4)  # in the backward pass: gradient / sum over P
-RESCALE = tl.constexpr(
-    5
-)  # from a sum relative to the largest score or the centre to one relative to the own entry
+RESCALE = tl.constexpr(5)  # e^(largest score, or centre, - own entry): makes a sum relative to the own entry
 BIAS = tl.constexpr(6)  # columns
 EXP_BIAS = tl.constexpr(7)  # columns: e^bias
 POSITIVE_TOP = tl.constexpr(8)  # columns: largest entry of P; not in FAST mode
@@ -352,7 +350,7 @@ def fast_sums(
         image_weight = tl.load(rows + WEIGHT * Rp + i)[None, :]
         in_rows = tl.zeros([BN, BM], tl.float32)
         positive_in_rows = tl.zeros([BN, BM], tl.float32)
-        if DUPLICATES != NEGATIVE:
+        if DUPLICATES != "negative":
             keys = tl.load(row_keys + i, mask=i < R, other=0)[None, :]
         a, b, u, v = _load_classifiers(classes_of, columns, part * span + tl.arange(0, BN), Kp)
         for j0 in range(part * span, tl.minimum(part * span + span, K), BN):
@@ -364,9 +362,9 @@ def fast_sums(
             if (j0 < block * BM + BM + offset) & (j0 + BN > block * BM + offset):
                 e = tl.where(j[:, None] == i[None, :] + offset, 0.0, e)
             classifier_weight = tl.load(columns + WEIGHT_LINE * Kp + j)[:, None] if WEIGHT_LINE >= 0 else 1.0
-            if DUPLICATES != NEGATIVE:
+            if DUPLICATES != "negative":
                 same = tl.load(column_keys + j, mask=j < K, other=0)[:, None] == keys
-                if DUPLICATES == IGNORE:
+                if DUPLICATES == "ignore":
                     e = tl.where(same, 0.0, e)
                 else:
                     positive = tl.where(same, e, 0.0)
@@ -380,7 +378,7 @@ def fast_sums(
                 _accumulate(by_column, j, tl.sum(e * image_weight, 1), n_columns, filled, False)
         if ROWS:
             tl.store(by_row + part * Rp + i, tl.sum(in_rows, 0))
-            if DUPLICATES == POSITIVE:
+            if DUPLICATES == "positive":
                 tl.store(by_row + (tl.num_programs(1) + part) * Rp + i, tl.sum(positive_in_rows, 0))
         tl.debug_barrier()  # the next images read column sums that other threads may have written
 
@@ -431,10 +429,10 @@ def safe_sums(
             if MODE == DENSE and LARGEST:
                 exists = (i < R)[None, :] & (j < K)[:, None]
                 _store_own(rows + OWN * Rp, z, own & exists, i, tl.load(plan + PLAN_POISON))
-            if DUPLICATES != NEGATIVE:
+            if DUPLICATES != "negative":
                 keys = tl.load(row_keys + i, mask=i < R, other=0)[None, :]
                 same = tl.load(column_keys + j, mask=j < K, other=0)[:, None] == keys
-                if DUPLICATES == IGNORE:
+                if DUPLICATES == "ignore":
                     counts = counts & ~same
                 else:
                     positive = same & ~own
@@ -454,7 +452,7 @@ def safe_sums(
                 value = tl.sum(tl.where(counts & there, exp(below), 0.0), 1)
             _accumulate(by_column, j, value, n_columns, filled, LARGEST)
         tl.store(by_row + part * Rp + i, tl.max(in_rows, 0) if LARGEST else tl.sum(in_rows, 0))
-        if DUPLICATES == POSITIVE:
+        if DUPLICATES == "positive":
             tl.store(by_row + (tl.num_programs(1) + part) * Rp + i, tl.sum(positive_in_rows, 0))
         tl.debug_barrier()
 
@@ -492,7 +490,7 @@ def find_tops(
     own = tl.load(rows + OWN * Rp + n - offset, mask=here, other=0.0)
     largest = reduce_lines(by_column, 0, groups, n_columns, n, here, True, BL, B).to(tl.float32)
     tl.store(columns + TOP * Kp + n, tl.maximum(own, largest), mask=here)
-    if DUPLICATES == POSITIVE:
+    if DUPLICATES == "positive":
         largest = reduce_lines(by_column, groups, groups, n_columns, n, here, True, BL, B).to(tl.float32)
         tl.store(columns + POSITIVE_TOP * Kp + n, tl.maximum(own, largest), mask=here)
 
@@ -517,7 +515,7 @@ def _store_losses(
     others = reduce_lines(sums, 0, lines, width, n, there, False, BL, B) * rescale
     loss, whole = _log_sum(others, own, top)
     tl.store(table + SUM * size + n, whole.to(tl.float32), mask=there)
-    if DUPLICATES == POSITIVE:
+    if DUPLICATES == "positive":
         others = reduce_lines(sums, lines, lines, width, n, there, False, BL, B) * rescale
         positive, whole = _log_sum(others, own, positive_top)
         loss -= positive
@@ -564,8 +562,12 @@ class Tiles(NamedTuple):
     heavy_chunks: int = 256  # a class with more than 2 K / heavy_chunks entries is split
 
 
-class Launch(NamedTuple):
-    """Sizes and options of one call of contrast_fused: all that the launches need besides tensors."""
+@dataclass(frozen=True)
+class Launch:
+    """Sizes and options of one call of contrast_fused: all that the launches need besides tensors.
+
+    Derived sizes are cached, since every launch asks for several of them and the host's time counts.
+    """
 
     R: int
     K: int
@@ -574,40 +576,40 @@ class Launch(NamedTuple):
     rows: bool
     columns: bool
     num_columns: int
-    duplicates: int
+    duplicates: Duplicates
     has_bias: bool
     tiles: Tiles
     multiprocessors: int
 
-    @property
+    @cached_property
     def Rp(self) -> int:
         return _round_up(self.R, 128)
 
-    @property
+    @cached_property
     def Kp(self) -> int:
         return _round_up(self.K, max(self.tiles.sum_classifiers, self.tiles.dense_classifiers))
 
-    @property
+    @cached_property
     def wide(self) -> bool:
         """Whether indices into S^T need 64 bits."""
         return (self.C + 1) * self.Rp >= 2**31
 
-    @property
+    @cached_property
     def weight_line(self) -> int:
         """Line of columns that weights classifiers on the rows: for bias or padding; -1 without them."""
         differ = self.has_bias or self.K % self.tiles.sum_classifiers != 0
         return EXP_BIAS.value if differ else -1
 
-    @property
+    @cached_property
     def num_column_losses(self) -> int:
         return self.num_columns if self.columns else 0
 
-    @property
+    @cached_property
     def blocks(self) -> int:
         """Tiles of classifiers, of the larger size."""
         return cdiv(self.K, max(self.tiles.sum_classifiers, self.tiles.dense_classifiers))
 
-    @property
+    @cached_property
     def grid(self) -> tuple[int, int]:
         """Groups of images, parts of the classifiers; none without work, since each fills its own lines."""
         programs = self.tiles.sum_groups or self.multiprocessors
@@ -615,17 +617,17 @@ class Launch(NamedTuple):
         parts = max(1, min(self.blocks, programs // groups))
         return groups, cdiv(self.blocks, cdiv(self.blocks, parts))
 
-    @property
+    @cached_property
     def span(self) -> int:
         """Classifiers of one part."""
         block = max(self.tiles.sum_classifiers, self.tiles.dense_classifiers)
         return cdiv(self.blocks, self.grid[1]) * block
 
-    @property
+    @cached_property
     def num_chunks(self) -> int:
         return self.C + self.tiles.heavy_chunks
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """Largest number of entries in a chunk."""
         return cdiv(2 * self.K, self.tiles.heavy_chunks)
@@ -676,7 +678,7 @@ def empty_state(launch: Launch, device: torch.device) -> ForwardState:
 
 def empty_sums(launch: Launch, like: Tensor) -> SumTables:
     groups, parts = launch.grid
-    sides = 2 if launch.duplicates == POSITIVE.value else 1
+    sides = 2 if launch.duplicates == "positive" else 1
     by_row = like.new_empty(sides, parts, launch.Rp)
     return SumTables(by_row, like.new_empty(sides, groups, launch.num_column_losses))
 
@@ -744,7 +746,7 @@ def _launch_choose_mode(
     )  # fmt: skip
     choose_mode[(1,)](
         of_scores, of_targets, state.plan, n_scores=of_scores.shape[1], n_targets=of_targets.shape[1],
-        ANY_FLOOR=launch.duplicates != POSITIVE.value, B=1024,
+        ANY_FLOOR=launch.duplicates != "positive", B=1024,
     )  # fmt: skip
 
 
