@@ -11,9 +11,26 @@ import sys
 import icmixup
 
 # Public names of version 0.1.0: users have these in their code. New names are added here, none disappears.
-PUBLIC = """AXES METHODS InfiniteClassLoss Method Pairs cached_backward draw_cutmix draw_either draw_mixup draw_remix
-    draw_virtual fit_temperature infinite_class_loss mix_hidden mix_inputs mix_targets mixed_accuracy
-    training_loss""".split()
+PUBLIC = [
+    "AXES",
+    "METHODS",
+    "InfiniteClassLoss",
+    "Method",
+    "Pairs",
+    "cached_backward",
+    "draw_cutmix",
+    "draw_either",
+    "draw_mixup",
+    "draw_remix",
+    "draw_virtual",
+    "fit_temperature",
+    "infinite_class_loss",
+    "mix_hidden",
+    "mix_inputs",
+    "mix_targets",
+    "mixed_accuracy",
+    "training_loss",
+]
 HEAVY = ("icmixup.lab", "triton", "matplotlib", "plotly", "sklearn", "scipy", "tyro", "rich", "datasets")
 
 
