@@ -80,8 +80,8 @@ def summary() -> str:
     thrice = max(rates("best", "wrong claim", scenario="equal, one 3 times as unstable"))
     tenfold = max(rates("best", "wrong claim", scenario="equal, one 10 times as unstable"))
     return (
-        f"With eight equal methods, a sole winner was declared in at most {winner:.1f} % of trials (3 to 10 "
-        f"seeds). Any wrong claim about any pair was made in at most {wrong:.1f} %; in at most {thrice:.1f} % "
+        f"With eight equal methods, a sole winner was declared in at most {winner:.1f} % of trials (3 to "
+        f"10 seeds). Any wrong claim about any pair was made in at most {wrong:.1f} %; in at most {thrice:.1f} % "
         f"if one method varies three times as much over seeds, and {tenfold:.1f} % if ten times."
     )
 
