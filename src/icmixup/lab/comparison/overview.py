@@ -130,8 +130,9 @@ def find_warnings(recipe: Recipe, data: Dataset) -> list[str]:
     steps = recipe.epochs * -(-images_per_epoch(recipe, len(data.train)) // recipe.batch_size)
     if steps < FEWEST_STEPS:
         found.append(
-            f"{plural(recipe.epochs, 'epoch')} of {len(data.train):,} images: {steps} steps of the optimizer, "
-            f"fewer than {FEWEST_STEPS}: methods that learn slowly look worse than they are; use more --epochs"
+            f"{plural(recipe.epochs, 'epoch')} of {len(data.train):,} images: {steps} steps of the "
+            f"optimizer, fewer than {FEWEST_STEPS}: methods that learn slowly look worse than they are; use "
+            "more --epochs"
         )
     missing = untested_classes(data.test.labels, data.class_names)
     if missing:
