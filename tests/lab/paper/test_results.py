@@ -275,7 +275,9 @@ def test_imbalances_of_100_and_0_01_are_the_same_experiment() -> None:
 
 
 def test_columns_are_recipe_fields_metrics_and_provenance_without_repetition() -> None:
-    assert len(set(COLUMNS)) == len(COLUMNS) == len(RECIPE_COLUMNS) + len(METRICS) + len(PROVENANCE)
+    assert (
+        len(set(COLUMNS)) == len(COLUMNS) == len(RECIPE_COLUMNS) + len(METRICS) + len(PROVENANCE) + len(ADDED)
+    )
 
 
 def test_the_committed_page_matches_the_committed_rows() -> None:

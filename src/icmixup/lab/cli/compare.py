@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tyro import conf
 
@@ -19,7 +19,7 @@ from icmixup.lab.cli.shared import (
     join_groups,
     make_execution,
 )
-from icmixup.lab.cli.terminal import is_first_rank, print_note, stderr_console
+from icmixup.lab.cli.terminal import count, is_first_rank, print_note, stderr_console
 from icmixup.lab.training.recipe import RECIPES, Recipe
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from icmixup.lab.datasets import Dataset
     from icmixup.lab.training.execution import Execution
 
+MAX_SEEDS = 10  # by default, with --seeds auto
 SUMMARY = "Train several methods with several seeds on the same images, and report which one helps."
 HELP = f"""{SUMMARY}
 
@@ -39,7 +40,8 @@ matrix for each method and confused_pairs.csv; runs are shared between compariso
   icmixup compare digits --per-class 100 --imbalance 0.01      a long tail, in minutes on a laptop
   icmixup compare path/to/images --budget 30m                  as many epochs as fit into half an hour
   icmixup compare cifar100 --fraction 0.1 --methods erm mixup ic-mixup --seeds 5
-  icmixup compare cifar10 --recipe paper --baseline erm        the paper's recipe, differences to ERM"""
+  icmixup compare cifar10 --recipe paper --baseline erm        the paper's recipe, differences to ERM
+  icmixup compare digits --seeds auto --max-seeds 8            as many seeds as it takes to find the best"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +53,18 @@ class CompareFlags(RecipeGroups):
     methods: tuple[str, ...] = ()
     """Methods to compare, separated by spaces or commas; by default a selection for balanced or for
     long-tailed classes."""
-    seeds: int = 3
-    """Number of seeds per method; an interval needs at least two and narrows with more."""
+    seeds: int | Literal["auto"] = 3
+    """Number of seeds per method; an interval needs at least two and narrows with more. auto adds seeds
+    until the best method is found, and drops methods that are clearly behind."""
+    max_seeds: int | None = None
+    """Largest number of seeds per method with --seeds auto, by default 10."""
+    intervals: Literal["both", "seeds"] = "both"
+    """What confidence intervals cover: new seeds and new test images, or new seeds only."""
     baseline: str | None = None
     """Baseline method; by default mixup, or the first method if mixup is not compared."""
     budget: str | None = None
-    """Time for all runs together, for example 90s, 5m or 1h30m: sets the number of epochs that fit."""
+    """Time for all runs together, for example 90s, 5m or 1h30m: sets the number of epochs that fit. With
+    --seeds auto it limits the number of seeds instead, and epochs stay as they are."""
     recipe: RecipeName | None = None
     """Starting point that other flags modify: the paper's recipe, a strong recipe of today, or a quick one
     for a laptop and tiny images. By default quick for digits or without a GPU, otherwise strong."""
@@ -74,6 +82,13 @@ class CompareFlags(RecipeGroups):
     def shared_recipe(self) -> Recipe:
         """What all runs of the comparison share."""
         return join_groups(self, dataset=self.dataset, model=self.model, method="mixup", seed=self.seed)
+
+    def most_seeds(self) -> int:
+        return MAX_SEEDS if self.max_seeds is None else self.max_seeds
+
+    def seed_range(self) -> range:
+        """The seeds of the comparison; with --seeds auto those that it may use."""
+        return range(self.seed, self.seed + (self.most_seeds() if self.seeds == "auto" else self.seeds))
 
     def execution(self) -> Execution:
         return make_execution(self.out, self.where, self.concurrency)
@@ -103,27 +118,24 @@ def run_compare(flags: CompareFlags, recipe_name: str) -> int:
     """Train, compare, print the table, write the files."""
     named = check_compare(flags)
     from icmixup.lab.comparison.compare import (
-        compare,
         comparison_folder,
         comparison_name,
         comparison_recipes,
     )
     from icmixup.lab.sweep import delete_runs, describe_reuse, find_finished
-    from icmixup.lab.sweep.budget import work
-    from icmixup.lab.sweep.progress import Display
 
     plan = make_plan(flags, named)
     recipe, methods, seeds, baseline, execution, _, data = plan
     recipes = comparison_recipes(recipe, methods, seeds)
-    name = comparison_name(recipe, recipe_name, methods, seeds, baseline, data.fingerprint)
+    named_seeds = ("auto", *seeds) if flags.seeds == "auto" else seeds
+    name = comparison_name(recipe, recipe_name, methods, named_seeds, baseline, data.fingerprint)
     folder = comparison_folder(flags.out, name if flags.name is None else flags.name)
     if flags.where.fresh:
         delete_runs(recipes, execution)
     finished = find_finished(recipes, execution)
-    overview = make_overview(plan, recipe_name, len(recipes) - len(finished), flags.budget)
+    overview = make_overview(plan, recipe_name, len(recipes) - len(finished), flags)
     print_overview(overview, folder, describe_reuse(recipes, execution))
-    with Display(recipes, stderr_console(), work=work, finished=finished) as display:
-        comparison = compare(recipe, methods, seeds, baseline, execution=execution, display=display)
+    comparison = train_and_compare(flags, recipe, methods, baseline, execution)
     if not is_first_rank():
         return 0
     comparison = dataclasses.replace(comparison, overview=overview.as_json())
@@ -138,19 +150,19 @@ def make_plan(flags: CompareFlags, named: tuple[str, ...]) -> Plan:
     from icmixup.lab.training.ranks import pick_device
 
     recipe, execution = flags.shared_recipe(), flags.execution()
-    seeds = range(flags.seed, flags.seed + flags.seeds)
+    seeds = flags.seed_range()
     pick_device(execution.device)  # before anything is loaded
     data = load_data(recipe, execution.data_dir)
     methods = named or default_methods(data.class_counts)
     concurrent = count_workers(len(methods) * len(seeds), execution.device, execution.workers)
     execution = dataclasses.replace(execution, dataset=data)
-    if flags.budget is not None:
+    if flags.budget is not None and flags.seeds != "auto":
         recipe = fit_budget(recipe, methods, flags, dataclasses.replace(execution, concurrent=concurrent))
     baseline = pick_baseline(methods, flags.baseline)
     return Plan(recipe, methods, seeds, baseline, execution, concurrent, data)
 
 
-def make_overview(plan: Plan, recipe_name: str, runs: int, budget: str | None) -> Overview:
+def make_overview(plan: Plan, recipe_name: str, runs: int, flags: CompareFlags) -> Overview:
     """What is compared, with the time that the remaining runs will take."""
     from icmixup.lab.comparison.overview import describe_comparison
     from icmixup.lab.sweep.budget import parse_budget
@@ -160,9 +172,7 @@ def make_overview(plan: Plan, recipe_name: str, runs: int, budget: str | None) -
     where = pick_device(plan.execution.device).type if local else "Ray"
     several = f", {plan.concurrent} runs concurrently" if local and plan.concurrent > 1 else ""
     timed = dataclasses.replace(plan.execution, concurrent=plan.concurrent)
-    estimated = (
-        estimate_time(plan.recipe, plan.methods, runs, timed) if budget is None else parse_budget(budget)
-    )
+    measured = None if flags.budget else estimate_time(plan.recipe, plan.methods, runs, timed)
     return describe_comparison(
         plan.recipe,
         plan.data,
@@ -170,8 +180,44 @@ def make_overview(plan: Plan, recipe_name: str, runs: int, budget: str | None) -
         plan.seeds,
         recipe_name=recipe_name,
         where=where + several,
-        seconds=estimated,
+        seconds=parse_budget(flags.budget) if flags.budget else measured,
+        adaptive=flags.seeds == "auto",
     )
+
+
+def train_and_compare(
+    flags: CompareFlags, recipe: Recipe, methods: Sequence[str], baseline: str, execution: Execution
+) -> Comparison:
+    """Train with a fixed number of seeds, or with as many as it takes."""
+    from icmixup.lab.comparison.adaptive import compare_adaptively
+    from icmixup.lab.comparison.compare import compare, comparison_recipes
+    from icmixup.lab.sweep import find_finished
+    from icmixup.lab.sweep.budget import parse_budget, work
+    from icmixup.lab.sweep.progress import Display
+
+    def show(recipes: Sequence[Recipe]) -> Display:
+        finished = find_finished(recipes, execution)
+        return Display(recipes, stderr_console(), work=work, finished=finished)
+
+    seeds, intervals = flags.seed_range(), flags.intervals
+    if flags.seeds != "auto":
+        with show(comparison_recipes(recipe, methods, seeds)) as display:
+            return compare(
+                recipe, methods, seeds, baseline, execution=execution, display=display, intervals=intervals
+            )
+    seconds = None if flags.budget is None else parse_budget(flags.budget)
+    comparison = compare_adaptively(
+        recipe,
+        methods,
+        seeds,
+        baseline,
+        execution=execution,
+        show=show,
+        intervals=intervals,
+        seconds=seconds,
+    )
+    print_note(f"stopped after {count(len(comparison.seeds), 'seed')}: {comparison.stop}")
+    return comparison
 
 
 def estimate_time(recipe: Recipe, methods: Sequence[str], runs: int, execution: Execution) -> float | None:
@@ -205,6 +251,7 @@ def fit_budget(recipe: Recipe, methods: Sequence[str], flags: CompareFlags, exec
     from icmixup.lab.sweep.budget import parse_budget, plan_epochs
 
     assert flags.budget is not None
+    assert flags.seeds != "auto"
     print_note(f"measuring the time of an epoch, for a budget of {flags.budget}")
     seconds = parse_budget(flags.budget)
     epochs = plan_epochs(recipe, methods, flags.seeds, seconds, execution, remeasure=flags.where.fresh)
@@ -218,8 +265,7 @@ def check_compare(flags: CompareFlags) -> tuple[str, ...]:
     from icmixup.lab.sweep.budget import parse_budget
     from icmixup.lab.training.ranks import world_size
 
-    if flags.seeds < 1:
-        raise ValueError(f"--seeds must be at least 1, got {flags.seeds}")
+    check_seeds(flags)
     if world_size() > 1 and (flags.budget is not None or flags.where.fresh):
         raise ValueError(
             "--budget and --fresh are not available under torchrun; use --epochs, or another --out folder"
@@ -237,6 +283,22 @@ def check_compare(flags: CompareFlags) -> tuple[str, ...]:
     if named:
         pick_baseline(check_methods(named), flags.baseline)
     return named
+
+
+def check_seeds(flags: CompareFlags) -> None:
+    """Raise a ValueError for a number of seeds that cannot be used."""
+    from icmixup.lab.comparison.correction import error_at_looks
+    from icmixup.lab.training.ranks import world_size
+
+    if flags.seeds != "auto":
+        if flags.seeds < 1:
+            raise ValueError(f"--seeds must be at least 1, got {flags.seeds}")
+        if flags.max_seeds is not None:
+            raise ValueError(f"--max-seeds {flags.max_seeds} needs --seeds auto, got --seeds {flags.seeds}")
+        return
+    error_at_looks(flags.most_seeds())
+    if world_size() > 1:
+        raise ValueError("--seeds auto is not available under torchrun; use a number of seeds")
 
 
 def report(comparison: Comparison, folder: Path, runs: Path, class_counts: Sequence[int]) -> int:

@@ -47,7 +47,7 @@ def caption(comparison: Comparison) -> str:
     data = recipe.title.split(f".{recipe.model.replace('/', '-')}.")[0]
     return (
         f"{data}, {recipe.model}, {recipe.epochs} epochs. Small dots: seeds. Orange: Infinite Class methods. "
-        "Intervals cover variation between seeds."
+        f"Intervals cover new {'seeds' if comparison.seeds_only else 'seeds and test images'}."
     )
 
 

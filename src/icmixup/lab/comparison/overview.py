@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
+from icmixup.lab.comparison.correction import FIRST_LOOK
 from icmixup.lab.datasets import Dataset
 from icmixup.lab.models import build_model
 from icmixup.lab.sweep.progress import duration
@@ -44,6 +45,7 @@ class Overview:
     epochs: int
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
+    adaptive: bool  # seeds are added until the question is settled, with --seeds auto
     where: str  # device and concurrency
     estimated_seconds: float | None  # None if unknown
     warnings: tuple[str, ...]
@@ -54,7 +56,9 @@ class Overview:
         smallest, largest = (f"{name} ({size:,})" for name, size in (self.smallest_class, self.largest_class))
         original = self.original_size or self.training_size
         same = original == self.training_size
-        time = "unknown" if self.estimated_seconds is None else f"about {duration(self.estimated_seconds)}"
+        fewest = f"{FIRST_LOOK} to " if self.adaptive and len(self.seeds) > FIRST_LOOK else ""
+        most = "at most" if self.adaptive else "about"
+        time = "unknown" if self.estimated_seconds is None else f"{most} {duration(self.estimated_seconds)}"
         time = "all runs are finished" if self.estimated_seconds == 0 else f"{time}, on {self.where}"
         return [
             ("images", images),
@@ -63,7 +67,7 @@ class Overview:
             ("augmentation", self.augmentation),
             ("model", f"{self.model}, {self.parameters:,} parameters"),
             ("training", f"{plural(self.epochs, 'epoch')}, recipe {self.recipe}"),
-            ("methods", f"{' '.join(self.methods)}; {plural(len(self.seeds), 'seed')} each"),
+            ("methods", f"{' '.join(self.methods)}; {fewest}{plural(len(self.seeds), 'seed')} each"),
             ("time", time),
         ]
 
@@ -80,6 +84,7 @@ def describe_comparison(
     recipe_name: str,
     where: str,
     seconds: float | None,
+    adaptive: bool = False,
 ) -> Overview:
     """The overview of methods x seeds on a dataset, with warnings where the data cannot answer."""
     counts = data.class_counts
@@ -102,6 +107,7 @@ def describe_comparison(
         epochs=recipe.epochs,
         methods=tuple(methods),
         seeds=tuple(seeds),
+        adaptive=adaptive,
         where=where,
         estimated_seconds=seconds,
         warnings=tuple(find_warnings(recipe, data)),
