@@ -132,7 +132,7 @@ def describe_reuse(recipes: Sequence[Recipe], execution: Execution) -> list[str]
                 skipped.setdefault(describe_difference(other.identity, now) + hint, []).append(other.folder)
     return [
         *(
-            f"{count_runs(found)} not used, and trained again beside it: {why}"
+            f"{count_runs(found)} not used; new runs are trained beside: {why}"
             for why, found in skipped.items()
         ),
         *(f"{count_runs(found)} reused because of --reuse: {why}" for why, found in taken.items()),

@@ -215,5 +215,19 @@ def load_exported(path: Path, device: torch.device) -> Trained:
     inputs = Inputs(**{name: lists.pop(name) for name in Inputs._fields})
     name, temperature = lists.pop("model"), float(lists.pop("temperature"))
     model = build_model(name, len(inputs.class_names), channels=inputs.channels, seed=0)
-    model.load_state_dict(weights)
+    copy_weights(model, weights, path)
     return Trained(to_device(model, device).eval(), inputs, temperature, name, None, lists)
+
+
+@torch.no_grad()
+def copy_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
+    """Copy weights by name.
+
+    load_state_dict expects counters of BatchNorm, which our networks do not have, in a file without torch's
+    version numbers.
+    """
+    own = model.state_dict()
+    if {name: tensor.shape for name, tensor in own.items()} != {k: v.shape for k, v in weights.items()}:
+        raise ValueError(f"the weights in {path} are not those of the network that it names")
+    for name, tensor in own.items():
+        tensor.copy_(weights[name])
