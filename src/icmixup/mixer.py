@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import overload
+
 import torch
 from torch import Tensor, nn
 from torch.utils.data import get_worker_info
@@ -61,6 +63,10 @@ class Mixer:
         self.size, self.generator = size, generator
         self._worker_seed: int | None = None
 
+    @overload
+    def __call__(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]: ...
+    @overload
+    def __call__(self, inputs: Inputs, labels: Tensor) -> tuple[Inputs, Tensor]: ...
     def __call__(self, inputs: Inputs, labels: Tensor) -> tuple[Inputs, Tensor]:
         """Mix one batch.
 
