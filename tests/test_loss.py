@@ -547,6 +547,41 @@ def test_integer_labels_are_scored_in_float32_under_autocast() -> None:
     torch.testing.assert_close(loss, F.cross_entropy(scores.float(), labels))
 
 
+@EVERY_CHOICE
+def test_the_plain_form_has_second_derivatives(choice: dict[str, Any]) -> None:
+    scores, targets = make_batch(pairs=4)
+    assert torch.autograd.gradgradcheck(
+        lambda rows: infinite_class_loss(rows, targets, fused=False, **choice), scores.requires_grad_()
+    )
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_second_derivatives_of_the_chunked_form_are_an_error(
+    reduction: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Autograd would take its gradient for a constant, and a gradient penalty would train on it."""
+    monkeypatch.setattr("icmixup.contrast.CHUNKED_ENTRIES", 0)
+    scores, targets = make_batch()
+    scores.requires_grad_()
+    loss = infinite_class_loss(scores, targets, reduction=reduction)
+    (gradient,) = torch.autograd.grad(loss, scores, create_graph=True)
+    plain = infinite_class_loss(scores, targets, reduction=reduction, fused=False)
+    torch.testing.assert_close(gradient.detach(), torch.autograd.grad(plain, scores)[0])
+    with pytest.raises(RuntimeError, match=r"second derivatives of the chunked form are not implemented"):
+        (gradient.square().sum() + scores.sum()).backward()
+
+
+def test_gradients_reach_targets_and_virtual_targets_whatever_the_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("icmixup.contrast.CHUNKED_ENTRIES", 0)
+    scores, targets = make_batch()
+    virtual = targets[:3].clone()
+    check = torch.autograd.gradcheck
+    assert check(lambda t: infinite_class_loss(scores, t), targets.clone().requires_grad_())
+    assert check(lambda v: infinite_class_loss(scores, targets, virtual=v), virtual.requires_grad_())
+
+
 # Input validation
 
 BAD_CALLS: dict[str, tuple[str, Any]] = {
@@ -589,6 +624,49 @@ BAD_CALLS: dict[str, tuple[str, Any]] = {
     "integer scores": (
         r"scores have dtype torch.int64; expected floating-point logits",
         lambda s, t: infinite_class_loss(s.long(), t),
+    ),
+    "sum of two": (
+        r"targets must be class shares, .* row 2 has the sum 2 and .*multi-label targets are not supported",
+        lambda s, t: infinite_class_loss(s, t * torch.tensor([1.0, 1, 2, 1, 1, 1, 1])[:, None]),
+    ),
+    "multi-hot": (r"row 0 has the sum 5", lambda s, t: infinite_class_loss(s, torch.ones(7, 5))),
+    "negative share": (
+        r"row 0 has the sum 1 and the lowest share -0.5",
+        lambda s, t: infinite_class_loss(s, torch.tensor([-0.5, 1.5, 0, 0, 0]).expand(7, 5)),
+    ),
+    "nan shares": (r"row 0 has the sum nan", lambda s, t: infinite_class_loss(s, t * math.nan)),
+    "fused as text": (
+        r"fused must be one of 'auto', True, False, got 'yes'",
+        lambda s, t: infinite_class_loss(s, t, fused="yes"),
+    ),
+    "fused as a number": (r"fused must be .* got 1", lambda s, t: infinite_class_loss(s, t, fused=1)),
+    "gather as text": (r"gather must be .* got 'no'", lambda s, t: infinite_class_loss(s, t, gather="no")),
+    "centred as text": (r"centred must be .* got 'no'", lambda s, t: infinite_class_loss(s, t, centred="no")),
+    "gradient of targets": (
+        r"targets require a gradient, which fused=True does not compute",
+        lambda s, t: infinite_class_loss(s, t.requires_grad_(), fused=True),
+    ),
+    "gradient of virtual targets": (
+        r"targets require a gradient",
+        lambda s, t: infinite_class_loss(s, t, virtual=t.clone().requires_grad_(), fused=True),
+    ),
+    "class weight of zero": (
+        r"class_weights must be positive and finite, got \[1.0, 0.0",
+        lambda s, t: infinite_class_loss(s, t, class_weights=torch.tensor([1.0, 0, 1, 1, 1])),
+    ),
+    "class weight of nan": (
+        r"class_weights must be positive and finite",
+        lambda s, t: infinite_class_loss(s, t, class_weights=torch.full((5,), math.nan)),
+    ),
+    "module, class weight": (
+        r"class_weights must be positive and finite",
+        lambda s, t: InfiniteClassLoss(class_weights=-torch.ones(5)),
+    ),
+    "module, fused": (r"fused must be", lambda s, t: InfiniteClassLoss(fused="no")),
+    "temperature infinite": (r"got inf", lambda s, t: infinite_class_loss(s, t, temperature=math.inf)),
+    "virtual sums": (
+        r"virtual targets must be class shares",
+        lambda s, t: infinite_class_loss(s, t, virtual=torch.ones(3, 5)),
     ),
     "unknown axis": (
         r"axes must be a tuple of one or both of \('class', 'pair'\), got \('class', 'image'\)",
@@ -657,7 +735,9 @@ class CountOperations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_a_small_batch_takes_no_more_operations_than_the_plain_product():
+def test_a_small_batch_takes_no_more_operations_than_the_plain_product(monkeypatch):
+    # As on a GPU, where the values of targets are not checked.
+    monkeypatch.setattr("icmixup._checks.can_look_at", lambda _: False)
     scores, targets = torch.randn(128, 100, requires_grad=True), torch.rand(128, 100).softmax(dim=1)
 
     def plain(scores, targets):

@@ -538,6 +538,22 @@ BAD_CALLS: dict[str, tuple[str, Callable[[], object]]] = {
         r"partner has dtype torch.float32 and shape \(4,\); expected \(4,\) integers",
         lambda: draw_mixup(LABELS, partner=torch.ones(4)),
     ),
+    "partner too high": (
+        r"partner ranges from 0 to 4; expected indices of the batch, 0 to 3",
+        lambda: draw_mixup(LABELS, partner=torch.tensor([0, 1, 2, 4])),
+    ),
+    "partner negative": (
+        r"partner ranges from -1 to 2",
+        lambda: draw_mixup(LABELS, partner=torch.tensor([0, 1, 2, -1])),
+    ),
+    "shares of two": (
+        r"labels must be class shares, .* row 0 has the sum 2",
+        lambda: mix_targets(torch.eye(4) * 2, PAIRS),
+    ),
+    "remix multi-hot": (
+        r"labels must be class shares, .* row 0 has the sum 5",
+        lambda: draw_remix(torch.ones(4, 5), 1.0, COUNTS),
+    ),
     "partner in pairs": (
         r'mode "pair" needs mutual partners: partner\[partner\[i\]\] == i',
         lambda: draw_mixup(LABELS, mode="pair", partner=torch.tensor([1, 2, 3, 0])),

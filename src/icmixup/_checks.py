@@ -29,6 +29,7 @@ MODES = ("batch", "elem", "pair")
 NEGATIVES = (("pairs",), ("sources",), ("classes",), ("pairs", "classes"))
 DUPLICATES = ("negative", "ignore", "positive")
 REDUCTIONS = ("mean", "sum", "none")
+SHARES_TOLERANCE = 0.02  # of a row's sum: bfloat16 rounds each of many shares by 0.4 %
 
 
 def can_look_at(values: Tensor) -> bool:
@@ -108,6 +109,11 @@ def check_partner(partner: Tensor, labels: Tensor, mode: str) -> Tensor:
             f"expected ({len(labels)},) integers, the index of each image's partner in the batch"
         )
     partner = partner.to(labels.device, torch.int64)
+    if can_look_at(partner) and not 0 <= int(partner.min()) <= int(partner.max()) < len(labels):
+        raise ValueError(
+            f"partner ranges from {int(partner.min())} to {int(partner.max())}; expected indices of "
+            f"the batch, 0 to {len(labels) - 1}"
+        )
     if mode == "pair" and can_look_at(partner) and not partner[partner].equal(torch.arange(len(partner))):
         raise ValueError('mode "pair" needs mutual partners: partner[partner[i]] == i for every i')
     return partner
@@ -215,6 +221,31 @@ def check_rows(scores: Tensor, targets: Tensor) -> None:
             "expected (B, C) for both, or (B,) integer labels: mix_targets turns labels into targets"
         )
     check_scores(scores)
+    check_shares("targets", targets)
+
+
+def check_shares(name: str, shares: Tensor) -> None:
+    """Rows of class shares are not negative and sum to 1, within what half precision can hold."""
+    if not can_look_at(shares):
+        return
+    total, least = shares.detach().double().sum(dim=1), shares.detach().amin(dim=1)
+    wrong = ~((total - 1).abs() <= SHARES_TOLERANCE) | (least < -SHARES_TOLERANCE)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"{name} must be class shares, not negative and with a sum of 1 per row, but row {row} has the "
+            f"sum {total[row].item():g} and the lowest share {least[row].item():g}; multi-label targets are "
+            "not supported"
+        )
+
+
+def check_class_weights(class_weights: Tensor) -> None:
+    """Waits for the device."""
+    if not bool((class_weights.isfinite() & (class_weights > 0)).all()):
+        raise ValueError(
+            f"class_weights must be positive and finite, got {class_weights.tolist()[:10]}; for example "
+            "1 / class_counts"
+        )
 
 
 def check_extras(
@@ -225,6 +256,8 @@ def check_extras(
         raise ValueError(
             f"class_weights have shape {tuple(class_weights.shape)}; expected ({num_classes},), one per class"
         )
+    if class_weights is not None and can_look_at(class_weights):
+        check_class_weights(class_weights)
     if virtual is not None and (virtual.dim() != 2 or virtual.shape[1] != num_classes or len(virtual) == 0):
         raise ValueError(
             f"virtual targets have shape {tuple(virtual.shape)}; expected (M, {num_classes}) with M > 0, "
@@ -232,6 +265,8 @@ def check_extras(
         )
     if virtual is not None and "pairs" not in negatives:
         raise ValueError(f'virtual classifiers extend the pairs, but negatives are {negatives}; add "pairs"')
+    if virtual is not None:
+        check_shares("virtual targets", virtual)
 
 
 def check_axes(axes: object) -> None:
@@ -254,6 +289,12 @@ def check_choices(
     check_positive("temperature", temperature)
     check_choice("duplicates", duplicates, DUPLICATES)
     check_choice("reduction", reduction, REDUCTIONS)
+
+
+def check_switches(centred: object, gather: object, fused: object) -> None:
+    check_choice("centred", centred, (True, False))
+    check_choice("gather", gather, (True, False))
+    check_choice("fused", fused, ("auto", True, False))
 
 
 def check_range(name: str, value: float, above: float, most: float, meaning: str) -> None:

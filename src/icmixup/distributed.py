@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from icmixup._first_order import first_order_only
+
 
 class Ranks(NamedTuple):
     """How many pairs each rank holds, and which rank this is."""
@@ -98,6 +100,7 @@ class _GatherRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
         ranks: Ranks = ctx.ranks  # type: ignore[attr-defined]
-        gradient = gradient.contiguous().clone()
-        dist.all_reduce(gradient)
-        return gradient[ranks.start : ranks.start + ranks.sizes[ranks.rank]], None
+        total = gradient.detach().contiguous().clone()
+        dist.all_reduce(total)
+        own = total[ranks.start : ranks.start + ranks.sizes[ranks.rank]]
+        return first_order_only(own, "rows gathered from other ranks"), None

@@ -18,9 +18,11 @@ from icmixup._checks import (
     Duplicates,
     Reduction,
     check_choices,
+    check_class_weights,
     check_extras,
     check_label_rows,
     check_rows,
+    check_switches,
 )
 from icmixup.contrast import Fused, Losses, Request, choose
 from icmixup.contrast.plain import own_cross_entropy, target_keys
@@ -95,13 +97,18 @@ def infinite_class_loss(
         reduction: "mean", "sum", or "none" for one loss per pair, (B,).
         gather: contrast with the pairs of every rank, if there are several.
         fused: True never stores S~ (Triton kernels, on a GPU); False stores it; "auto" chooses the faster
-            one, and keeps memory linear in B where S~ would be large.
+            one, and keeps memory linear in B where S~ would be large. Targets that require a gradient need
+            one of the last two. Second derivatives need fused=False, and gather=False on several ranks.
+
+    Values are checked where that is free. On a GPU a check would make the host wait, so there targets whose
+    rows do not sum to 1, and class_weights that are not positive, are not noticed.
 
     Returns:
         Scalar, the mean over pairs on each axis, summed over axes (CLIP would halve it).
     """
     options = Options(axes, negatives, temperature, duplicates, centred, reduction, fused)
     check_choices(axes, negatives, temperature, duplicates, reduction)
+    check_switches(centred, gather, fused)
     if targets.dim() == 1:
         return label_loss(scores, targets, virtual, reduction)
     check_rows(scores, targets)
@@ -176,6 +183,9 @@ class InfiniteClassLoss(nn.Module):
     ) -> None:
         super().__init__()
         check_choices(axes, negatives, temperature, duplicates, reduction)
+        check_switches(centred, gather, fused)
+        if class_weights is not None:
+            check_class_weights(class_weights)
         self.axes, self.negatives, self.temperature = axes, negatives, temperature
         self.duplicates, self.centred, self.reduction = duplicates, centred, reduction
         self.gather, self.fused = gather, fused

@@ -30,6 +30,7 @@ from icmixup._checks import (
     check_positive,
     check_remix,
     check_share,
+    check_shares,
     check_smoothing,
     check_some_size,
 )
@@ -109,6 +110,7 @@ def draw_remix(
         size = counts[labels.long()]
     else:
         check_classes("labels", labels, len(counts))
+        check_shares("labels", labels)
         size = labels.float() @ counts
     times_commoner = size / size[pairs.partner]
     to_partner = (times_commoner >= kappa) & (pairs.lam < tau)
@@ -274,6 +276,7 @@ def class_shares(labels: Tensor, num_classes: int | None, dtype: torch.dtype) ->
     if labels.dim() == 2:
         if num_classes is not None:
             check_classes("labels", labels, num_classes)
+        check_shares("labels", labels)
         return labels.to(dtype)
     check_label_types(labels)
     if num_classes is None:
