@@ -451,7 +451,7 @@ def test_class_counts_of_another_length_are_never_taken(
 BAD_ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "draw": (r"draw must be one of 'none', 'mixup', 'remix', 'cutmix', .* got 'cutmx'", {"draw": "cutmx"}),
     "class_sizes": (
-        r"class_sizes must be one of 'none', 'adjust', 'weigh', got 'ajust'",
+        r"class_sizes must be one of 'none', 'adjust', 'adjust-clean', 'weigh', got 'ajust'",
         {"class_sizes": "ajust"},
     ),
     "mode": (r"mode must be one of .* got 'sample'", {"mode": "sample"}),
@@ -498,6 +498,10 @@ BAD_ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "weights without the pair axis": (
         r"class_sizes='weigh' has no effect",
         {"class_sizes": "weigh", "axes": ("class",)},
+    ),
+    "adjusting no clean inputs": (
+        r"class_sizes='adjust-clean' has no effect .*clean_weight above 0",
+        {"class_sizes": "adjust-clean", "axes": AXES},
     ),
     "virtual without axes": (r"num_virtual=5 has no effect", {"num_virtual": 5}),
     "virtual without the class axis": (r"num_virtual=5 has no effect", {"num_virtual": 5, "axes": ("pair",)}),
@@ -673,3 +677,15 @@ def test_cutmix_of_signals_and_spectrograms_takes_a_size(
 def test_a_size_that_is_not_the_images_is_refused(images: Tensor, labels: Tensor, model: nn.Module) -> None:
     with pytest.raises(ValueError, match=r"images have shape .* but the pairs' weight has shape"):
         training_loss(model, images, labels, "cutmix", size=(6, 5))
+
+
+def test_the_clean_term_alone_is_adjusted_for_class_sizes_in_balanced_ic_regmixup() -> None:
+    generator = torch.Generator().manual_seed(3)
+    images, labels = torch.randn(12, 5), torch.randint(4, (12,))
+    counts = torch.tensor([50.0, 20.0, 5.0, 1.0])
+    model = torch.nn.Linear(5, 4)
+    loss = training_loss(model, images, labels, "balanced-ic-regmixup", counts, generator=generator)
+    pairs = draw_mixup(labels, 0.2, generator=generator.manual_seed(3))
+    mixed = infinite_class_loss(model(mix_inputs(images, pairs)), mix_targets(labels, pairs, 4))
+    clean = torch.nn.functional.cross_entropy(model(images) + counts.log(), labels)
+    torch.testing.assert_close(loss, mixed + clean)

@@ -57,7 +57,8 @@ class Method:
     clean_weight: float = 0.0
     # Clean and mixed inputs in one forward pass, as in RegMixup's code, instead of two, as in this paper's.
     joint: bool = False
-    # How class sizes enter: not at all, as logit adjustment, or as weights in the Infinite Class loss.
+    # How class sizes enter: not at all; as logit adjustment of every term, or of the clean term alone, since
+    # Infinite Class scores are balanced already; or as weights in the Infinite Class loss.
     class_sizes: ClassSizes = "none"
     num_virtual: int = 0  # classifiers of pairs that are not in the batch
 
@@ -81,6 +82,7 @@ class Method:
         """Whether a setting has an effect in this method; of class_sizes, whether this value has."""
         mixes = self.draw != "none"
         contrasts_pairs = "class" in self.axes and "pairs" in self.negatives
+        sizes = {"weigh": "pair" in self.axes, "adjust-clean": self.clean_weight > 0}
         effect = {
             **dict.fromkeys(("alpha", "mode", "prob"), mixes),
             **dict.fromkeys(("cutmix_alpha", "switch_prob"), self.draw == "either"),
@@ -89,7 +91,7 @@ class Method:
             "negatives": "class" in self.axes,
             "centred": "pair" in self.axes,
             "joint": self.clean_weight > 0 and self.draw not in ("none", "manifold"),
-            "class_sizes": value != "weigh" or "pair" in self.axes,
+            "class_sizes": sizes.get(str(value), True),
             "num_virtual": contrasts_pairs,
         }
         return effect.get(name, True)
@@ -108,7 +110,7 @@ NEEDED = {
     "negatives": 'axes with "class"',
     "centred": 'axes with "pair"',
     "joint": 'a clean_weight above 0, and a draw other than "none" or "manifold"',
-    "class_sizes": 'axes with "pair"',
+    "class_sizes": 'axes with "pair" for "weigh", and a clean_weight above 0 for "adjust-clean"',
     "num_virtual": 'axes with "class" and negatives with "pairs"',
 }
 
@@ -155,10 +157,17 @@ METHODS = {
     # The paper's two extra baselines.
     "ic-mixup-sources": Method(draw="mixup", axes=("class",), negatives=("sources",)),
     "ic-mixup-classes": Method(draw="mixup", axes=("class",), negatives=("classes",)),
-    # The strongest baselines on long tails, and ours for that case.
+    # The strongest baselines on long tails, and our forms for that case.
     "balanced": Method(draw="none", clean_weight=1.0, class_sizes="adjust"),
     "balanced-mixup": Method(draw="mixup", class_sizes="adjust"),
     "balanced-mixup-cutmix": Method(draw="either", class_sizes="adjust"),
+    "balanced-regmixup": Method(draw="mixup", alpha=20.0, clean_weight=1.0, class_sizes="adjust"),
+    "balanced-ic-regmixup": Method(
+        draw="mixup", alpha=0.2, axes=AXES, clean_weight=1.0, class_sizes="adjust-clean"
+    ),
+    "balanced-ic-regmixup-cutmix": Method(
+        draw="either", axes=AXES, clean_weight=1.0, class_sizes="adjust-clean"
+    ),
     "ic-balanced-mixup": Method(draw="mixup", axes=AXES, class_sizes="weigh", num_virtual=1024),
     "ic-balanced-mixup-cutmix": Method(draw="either", axes=AXES, class_sizes="weigh", num_virtual=1024),
 }
