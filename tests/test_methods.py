@@ -38,7 +38,8 @@ SPELLINGS = (
     "erm mixup ic-mixup ic-mixup-c ic-mixup-p regmixup ic-regmixup remix ic-remix cutmix ic-cutmix "
     "mixup-cutmix ic-mixup-cutmix manifold ic-manifold ic-mixup-centred "
     "ic-mixup-cutmix-centred ic-mixup-sources ic-mixup-classes "
-    "balanced balanced-mixup balanced-mixup-cutmix ic-balanced-mixup ic-balanced-mixup-cutmix"
+    "balanced balanced-mixup balanced-mixup-cutmix balanced-regmixup balanced-ic-regmixup "
+    "balanced-ic-regmixup-cutmix ic-balanced-mixup ic-balanced-mixup-cutmix"
 )
 EVERY_METHOD = pytest.mark.parametrize("name", METHODS)
 
@@ -126,6 +127,9 @@ WRITTEN_OUT: dict[str, tuple[Any, Any, bool]] = {
     "ic-mixup-classes": (mixup(0.2), contrast(axes=("class",), negatives=("classes",)), False),
     "balanced-mixup": (mixup(0.2), balanced, False),
     "balanced-mixup-cutmix": (either, balanced, False),
+    "balanced-regmixup": (mixup(20.0), balanced, True),
+    "balanced-ic-regmixup": (mixup(0.2), contrast(), True),
+    "balanced-ic-regmixup-cutmix": (either, contrast(), True),
     "ic-balanced-mixup": (mixup(0.2), weighed(0.2), False),
     "ic-balanced-mixup-cutmix": (either, weighed(0.2), False),
 }
@@ -133,7 +137,7 @@ WRITTEN_OUT: dict[str, tuple[Any, Any, bool]] = {
 
 def test_methods_are_spelled_as_the_design_says() -> None:
     assert list(METHODS) == SPELLINGS.split()
-    assert len(METHODS) == 24
+    assert len(METHODS) == 27
     assert set(METHODS) - set(WRITTEN_OUT) == {"erm", "balanced", "manifold", "ic-manifold"}
 
 
@@ -147,7 +151,8 @@ def test_a_row_is_its_draw_its_loss_and_its_clean_part(
     pairs = draw(labels, generator)
     expected = loss(model(mix_inputs(images, pairs)), mix_targets(labels, pairs, C), generator)
     if clean:
-        expected = expected + F.cross_entropy(model(images), labels)
+        adjusted = METHODS[name].class_sizes in ("adjust", "adjust-clean")
+        expected = expected + F.cross_entropy(model(images) + COUNTS.log() * adjusted, labels)
     actual = training_loss(model, images, labels, METHODS[name], COUNTS, generator=seeded(seed))
     torch.testing.assert_close(actual, expected)
 

@@ -114,7 +114,8 @@ def first_lams(generator: torch.Generator | None, seed: int, workers: int) -> li
     return epochs
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+# Processes that test mutants may not start others.
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("own", [True, False], ids=["own generator", "global generator"])
 def test_in_a_loader_every_worker_and_epoch_draws_its_own_pairs_reproducibly(workers: int, own: bool) -> None:
     runs = [first_lams(seeded() if own else None, seed, workers) for seed in (1, 1, 2)]
