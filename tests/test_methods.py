@@ -428,7 +428,7 @@ BAD_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
         {"images": torch.zeros(B, 1, *SIZE, dtype=torch.uint8)},
     ),
     "flat images for cutmix": (
-        r"size must be that of the images behind their channels",
+        r"size must be the last dimensions of the images.* got \(\); for signals",
         {"images": torch.zeros(B, 36), "method": "cutmix"},
     ),
 }

@@ -584,11 +584,11 @@ BAD_CALLS: dict[str, tuple[str, Callable[[], object]]] = {
         lambda: draw_virtual(COUNTS * 0, 5),
     ),
     "no virtual": (
-        r"number of virtual classifiers must be at least 1, got 0",
+        r"number must be an integer of at least 1, got 0",
         lambda: draw_virtual(COUNTS, 0),
     ),
     "no size": (
-        r"size must be that of the images behind their channels, as \(32, 32\), got \(\)",
+        r"size must be the last dimensions of the images, for example \(32, 32\), got \(\)",
         lambda: draw_cutmix(LABELS, 1.0, ()),
     ),
     "size zero": (r"got \(4, 0\)", lambda: draw_cutmix(LABELS, 1.0, (4, 0))),
@@ -649,7 +649,7 @@ BAD_CALLS: dict[str, tuple[str, Callable[[], object]]] = {
         lambda: mix_targets(LABELS, PAIRS, C, label_smoothing=1),
     ),
     "accuracy": (
-        r"scores are \(4, 5\) but targets are \(4,\)",
+        r"scores have shape \(4, 5\) but targets have shape \(4,\)",
         lambda: mixed_accuracy(torch.randn(4, 5), LABELS),
     ),
 }

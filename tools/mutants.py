@@ -506,7 +506,7 @@ LARGE_BATCH = [
     (
         "the scaled loss is returned",
         "    value = loss(all_scores)\n    (value if scaler is None else scaler.scale(value)).backward()",
-        "    value = loss(all_scores) if scaler is None else scaler.scale(loss(all_scores))\n    value.backward()",
+        "    value = loss(all_scores) * (1 if scaler is None else scaler.get_scale())\n    value.backward()",
     ),
     ("buffers change twice", "with torch.no_grad(), keep_buffers(model):", "with torch.no_grad():"),
     ("dropout draws anew", "            set_random_state(state, devices)\n", ""),

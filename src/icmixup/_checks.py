@@ -94,6 +94,15 @@ def check_remix(kappa: object, tau: object) -> None:
     check_share("tau", tau, "a share of the pixels")
 
 
+def check_size(size: object) -> None:
+    whole = isinstance(size, tuple) and all(isinstance(pixels, int) and pixels > 0 for pixels in size)
+    if not whole or not size:
+        raise ValueError(
+            f"size must be the last dimensions of the images, for example (32, 32), got {size!r}; for "
+            "signals (B, T) pass size=(T,)"
+        )
+
+
 def check_choice(name: str, value: object, known: tuple[object, ...]) -> None:
     # By type as well: 1 equals True.
     if not any(value == choice and isinstance(value, type(choice)) for choice in known):
@@ -148,7 +157,7 @@ def check_fits(weight: Tensor, images: Tensor) -> None:
     ):
         raise ValueError(
             f"images have shape {tuple(images.shape)} but the pairs' weight has shape {tuple(weight.shape)}; "
-            "draw CutMix for these images, with size=images.shape[2:]"
+            "draw CutMix with a size that is the last dimensions of the images"
         )
 
 

@@ -31,8 +31,10 @@ from icmixup._checks import (
     check_remix,
     check_share,
     check_shares,
+    check_size,
     check_smoothing,
     check_some_size,
+    check_whole,
 )
 
 
@@ -58,11 +60,13 @@ def draw_mixup(
     Args:
         labels: (B,) or (B, C), used for its length and device only.
         alpha: 0.2 leaves most images nearly pure; 20 mixes nearly half and half.
-        mode: one lam for the "batch" (the paper's numbers were made so), one for each "elem", or one for each
-            "pair" of images that have each other as partner.
+        mode: one lam for the "batch" (as for the paper's numbers), one for each "elem", or one for each
+            "pair" of images that are each other's partner.
         generator: source of all randomness; the draws happen on its device.
         partner: (B,) int64 to use instead of a random one.
         lam: () or (B,) in [0, 1] to use instead of drawing from alpha.
+
+    Values of partner and lam are checked on the CPU only: on a GPU the host would have to wait.
     """
     check_batch(labels)
     check_choice("mode", mode, MODES)
@@ -97,8 +101,8 @@ def draw_remix(
     Args:
         labels: (B,) integers, or (B, C) shares, whose size is then the expected class size.
         class_counts: (C,) training images of each class, on any device.
-        kappa: how many times more common a class must be to give its label away.
-        tau: the label moves only if the rarer image keeps more than 1 - tau of the pixels.
+        kappa: how many times more common a class must be to lose its label; at least 1.
+        tau: the label moves only if the rarer image keeps more than 1 - tau of the pixels; in [0, 1].
     """
     check_remix(kappa, tau)
     check_label_types(labels)
@@ -131,11 +135,11 @@ def draw_cutmix(
     """Pairs for CutMix: a box of the partner is pasted over each image.
 
     Args:
-        size: of the images behind their channels: (H, W), or (T,) for a signal, or (D, H, W) for a volume.
+        size: last dimensions of the images, which the box spans: (H, W), or (T,) for a signal, or (D, H, W)
+            for a volume.
         mode: as for Mixup; in "batch" mode all images lose the same box.
     """
-    if not size or min(size) < 1:
-        raise ValueError(f"size must be that of the images behind their channels, as (32, 32), got {size}")
+    check_size(size)
     pairs = draw_mixup(labels, alpha, mode=mode, generator=generator, partner=partner, lam=lam)
     half = (1 - pairs.lam[:, None]) ** (1 / len(size)) / 2
     centre = draw_uniform((draws(labels, mode), len(size)), labels.device, generator)
@@ -162,10 +166,10 @@ def draw_either(
     partner: Tensor | None = None,
     lam: Tensor | float | None = None,
 ) -> Pairs:
-    """Pairs for Mixup or CutMix by turns: one coin for the batch, or one for each pair.
+    """Pairs for Mixup or CutMix, chosen at random for the batch, or for each pair.
 
     Args:
-        alpha: of Mixup; `cutmix_alpha` is CutMix's.
+        alpha: of Mixup; `cutmix_alpha` is that of CutMix.
         switch_prob: probability of CutMix, as in timm.
     """
     check_share("switch_prob", switch_prob, "the probability of CutMix")
@@ -186,7 +190,7 @@ def draw_virtual(
 ) -> Tensor:
     """Targets of pairs that are not in the batch: two classes, drawn by size, and lam ~ Beta(alpha, alpha).
 
-    A classifier needs no image, only a row of Y~, so the class axis can tell each image from these too.
+    A classifier needs no image, only a row of Y~, so the class axis can contrast each image with these too.
 
     Args:
         class_counts: (C,) training images of each class.
@@ -195,8 +199,7 @@ def draw_virtual(
         (number, C) class shares, on the device of class_counts.
     """
     check_positive("alpha", alpha)
-    if number < 1:
-        raise ValueError(f"number of virtual classifiers must be at least 1, got {number}")
+    check_whole("number", number, 1)
     counts = check_counts(class_counts, class_counts.device)
     check_some_size(counts)
     # By the inverse of the cumulative sizes: torch.multinomial would wait for the device.
@@ -214,7 +217,7 @@ def unmixed(labels: Tensor) -> Pairs:
 
 
 def leave_unmixed(pairs: Pairs, prob: float, generator: torch.Generator | None = None) -> Pairs:
-    """The pairs, mixed with probability `prob`: else every image of the batch stays pure (lam = 1)."""
+    """The pairs with probability `prob`; otherwise no image of the batch is mixed (lam = 1)."""
     check_share("prob", prob, "the probability of mixing a batch")
     pure = draw_uniform((1,), pairs.lam.device, generator) >= prob
     weight = torch.where(like_inputs(pure, pairs.weight), 1.0, pairs.weight)
@@ -257,7 +260,7 @@ def mix_targets(
 
 
 def mixed_accuracy(scores: Tensor, targets: Tensor) -> Tensor:
-    """Train accuracy that means something under mixing: how much of the label the top class is right about.
+    """Training accuracy under mixing: the share of the label that the class with the highest score has.
 
     For integer labels it is the mean of lam [top = y_a] + (1 - lam) [top = y_b]. The best possible value is
     mean(max(lam, 1 - lam)), not 1.
@@ -267,7 +270,10 @@ def mixed_accuracy(scores: Tensor, targets: Tensor) -> Tensor:
         targets: (B, C) class shares, as from mix_targets.
     """
     if scores.shape != targets.shape:
-        raise ValueError(f"scores are {tuple(scores.shape)} but targets are {tuple(targets.shape)}")
+        raise ValueError(
+            f"scores have shape {tuple(scores.shape)} but targets have shape {tuple(targets.shape)}; "
+            "expected (B, C) for both"
+        )
     return targets.gather(1, scores.argmax(dim=1, keepdim=True)).mean()
 
 
@@ -295,7 +301,7 @@ def like_inputs(weight: Tensor, inputs: Tensor) -> Tensor:
 
 
 def draws(labels: Tensor, mode: Mode) -> int:
-    """How many independent draws a mode makes for a batch."""
+    """Number of independent draws that a mode makes for a batch."""
     return 1 if mode == "batch" else len(labels)
 
 
@@ -309,10 +315,10 @@ def spread(drawn: Tensor, partner: Tensor, mode: Mode) -> Tensor:
 
 
 def draw_beta(alpha: float, number: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """(number,) float32 samples of Beta(alpha, alpha), right for any alpha.
+    """(number,) float32 samples of Beta(alpha, alpha), for any positive alpha.
 
-    Gamma(a) is Gamma(a + 1) U^(1 / a). In logarithms nothing underflows, however small alpha is, and
-    lam = g / (g + g') is the sigmoid of their difference.
+    Gamma(a) is Gamma(a + 1) U^(1 / a). Logarithms do not underflow for small alpha, and lam = g / (g + g') is
+    the sigmoid of their difference.
     """
     place = generator.device if generator is not None else device
     shape = torch.full((2, number), alpha + 1.0, device=place, dtype=torch.float64)
@@ -333,7 +339,7 @@ def draw_uniform(
 
 
 def draw_partner(labels: Tensor, mode: Mode, generator: torch.Generator | None) -> Tensor:
-    """A random partner for each image; in "pair" mode partners have each other (an odd one out, itself)."""
+    """A random partner for each image; in "pair" mode partners are mutual, and an odd one has itself."""
     # Sorting noise is a random permutation that never waits for the device, as randperm may.
     order = draw_uniform((len(labels),), labels.device, generator, torch.float64).argsort()
     if mode != "pair":
