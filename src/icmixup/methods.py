@@ -163,10 +163,10 @@ METHODS = {
     "balanced-mixup-cutmix": Method(draw="either", class_sizes="adjust"),
     "balanced-regmixup": Method(draw="mixup", alpha=20.0, clean_weight=1.0, class_sizes="adjust"),
     "balanced-ic-regmixup": Method(
-        draw="mixup", alpha=0.2, axes=AXES, clean_weight=1.0, class_sizes="adjust-clean"
+        draw="mixup", alpha=1.0, axes=AXES, clean_weight=1.0, class_sizes="adjust-clean"
     ),
     "balanced-ic-regmixup-cutmix": Method(
-        draw="either", axes=AXES, clean_weight=1.0, class_sizes="adjust-clean"
+        draw="either", alpha=1.0, axes=AXES, clean_weight=1.0, class_sizes="adjust-clean"
     ),
     "ic-balanced-mixup": Method(draw="mixup", axes=AXES, class_sizes="weigh", num_virtual=1024),
     "ic-balanced-mixup-cutmix": Method(draw="either", axes=AXES, class_sizes="weigh", num_virtual=1024),

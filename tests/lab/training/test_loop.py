@@ -18,10 +18,11 @@ from torch import Tensor
 from icmixup import METHODS
 from icmixup.lab.datasets import Dataset, DataSpec, load_dataset
 from icmixup.lab.training.execution import Execution
+from icmixup.lab.training.identity import identify
 from icmixup.lab.training.loop import Diverged, RunProgress, Session, train
 from icmixup.lab.training.ranks import wrap_for_ranks
 from icmixup.lab.training.recipe import Recipe, learning_rate
-from icmixup.lab.training.run_folder import Run, open_run
+from icmixup.lab.training.run_folder import Run, open_run, runs_of
 from icmixup.lab.training.step import make_learner, make_step
 
 CPU = torch.device("cpu")
@@ -65,8 +66,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return load_dataset(DataSpec(str(root)), Path("none"))
 
 
+def only_run(root: Path, recipe: Recipe) -> Run:
+    (run,) = runs_of(root, recipe)
+    return run
+
+
 def start(root: Path, data: Dataset, recipe: Recipe) -> Session:
-    return Session(open_run(root, recipe), data, make_learner(recipe, data, wrap_for_ranks), None)
+    run = open_run(root, recipe, identify(recipe, data, "cpu"))
+    return Session(run, data, make_learner(recipe, data, wrap_for_ranks), None)
 
 
 def run_tiny(
@@ -75,11 +82,11 @@ def run_tiny(
     """The row of a run without what depends on the clock, its losses by epoch, and its weights."""
     recipe = dataclasses.replace(TINY, **changes)
     row = train(recipe, Execution(out=root, data_dir=root, dataset=data, device="cpu"))
-    state, _ = Run(root / recipe.name, recipe).load(CPU)
+    state, _ = only_run(root, recipe).load(CPU)
     assert state is not None
     return (
         {name: value for name, value in row.items() if name not in NOT_OF_THE_RECIPE},
-        [line["loss"] for line in Run(root / recipe.name, recipe).read_log()],
+        [line["loss"] for line in only_run(root, recipe).read_log()],
         state["model"],
     )
 
@@ -272,7 +279,7 @@ def test_mixing_stops_after_its_epoch_and_not_before(digits: Dataset, tmp_path: 
             Execution(out=tmp_path, data_dir=tmp_path, dataset=digits, checkpoint_seconds=0),
             stop_at(2),
         )
-    after_one, _ = Run(tmp_path / mixup.name, mixup).load(CPU)
+    after_one, _ = only_run(tmp_path, mixup).load(CPU)
     assert after_one is not None
     assert after_one["epochs_done"] == 1
     erm = start(tmp_path, digits, dataclasses.replace(TINY, method="erm"))
@@ -335,7 +342,7 @@ def test_a_loss_gone_to_nan_stops_the_run_and_keeps_the_last_good_checkpoint(
             Diverged, match=r"the loss became (nan|inf) in step [23] of epoch 2 .* --lr 0.005"
         ):
             train(recipe, Execution(out=tmp_path, data_dir=tmp_path, dataset=digits, checkpoint_seconds=0))
-        run = Run(tmp_path / recipe.name, recipe)
+        run = only_run(tmp_path, recipe)
         state, refused = run.load(CPU)
         assert state is not None
         assert refused == {}
@@ -386,9 +393,9 @@ def test_tensorboard_has_the_numbers_of_the_log(digits: Dataset, tmp_path: Path)
     )
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    board = EventAccumulator(str(tmp_path / TINY.name / "tensorboard"))
+    board = EventAccumulator(str(only_run(tmp_path, TINY).folder / "tensorboard"))
     board.Reload()
-    log = Run(tmp_path / TINY.name, TINY).read_log()
+    log = only_run(tmp_path, TINY).read_log()
     for name in ("loss", "lr"):
         points = {event.step: event.value for event in board.Scalars(name)}
         assert points == pytest.approx({line["epoch"]: line[name] for line in log})

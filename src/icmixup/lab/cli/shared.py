@@ -47,6 +47,9 @@ class Where:
     """Also send curves to tensorboard, wandb, or both."""
     fresh: Flag = False
     """Delete existing results of these runs and start over."""
+    reuse: Flag = False
+    """Also use runs of another version of icmixup, kind of device or precision, if images, network and recipe
+    agree."""
     debug: Flag = False
     """Show a traceback with an error."""
 
@@ -111,6 +114,7 @@ def make_execution(out: Path, where: Where, concurrency: Concurrency | None = No
         data_dir=where.data_dir,
         device=where.device,
         trackers=where.trackers,
+        reuse=where.reuse,
         **dataclasses.asdict(concurrency),
     )
 
@@ -121,3 +125,12 @@ def requested_recipe(args: Sequence[str]) -> str | None:
     ahead.add_argument("--recipe", nargs="?")
     name: str | None = ahead.parse_known_args(args)[0].recipe
     return name if name in RECIPES else None  # tyro rejects any other value
+
+
+def default_recipe(dataset: str, device: str | None) -> str:
+    """The named recipe that suits the data and the machine."""
+    if dataset == "digits" or device == "cpu":
+        return "quick"
+    import torch
+
+    return "strong" if torch.cuda.is_available() else "quick"
