@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -33,9 +32,10 @@ from icmixup.lab.models import build_model
 from icmixup.lab.sweep.local import remember_data
 from icmixup.lab.training.evaluate import evaluation_mode
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.recipe import Recipe, read_recipe
+from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Row, Run, write_atomically
 from icmixup.lab.training.step import autocast_dtype, to_device
+from icmixup.lab.training.stored import read_recipe_file
 
 LAMS = tuple(step / 10 for step in range(11))
 
@@ -121,7 +121,7 @@ def find_run(folder: Path) -> Run:
     path = folder / "recipe.json"
     if not path.exists():
         raise ValueError(f"{folder} {describe_folder(folder)}; pass the folder of a finished run")
-    run = Run(folder, read_recipe(json.loads(path.read_text())))
+    run = Run(folder, read_recipe_file(path))
     if run.result() is None:
         done = max((row.get("epoch", 0) for row in run.read_log()), default=0)
         raise ValueError(
@@ -162,7 +162,7 @@ def load_model(run: Run, data: Dataset, device: torch.device) -> nn.Module:
     )
     try:
         model.load_state_dict(state["model" if recipe.ema is None else "average"])
-    except RuntimeError as error:
+    except (RuntimeError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"the weights in {run.folder} do not fit {recipe.model} with the {data.num_classes} classes of "
             f"{recipe.dataset}; check that the dataset has not changed since the run"

@@ -102,6 +102,7 @@ def run_compare(flags: CompareFlags, recipe_name: str) -> int:
         delete_runs,
         pick_baseline,
     )
+    from icmixup.lab.models import find_builder
     from icmixup.lab.sweep import find_finished
     from icmixup.lab.sweep.budget import work
     from icmixup.lab.sweep.local import count_workers
@@ -111,6 +112,7 @@ def run_compare(flags: CompareFlags, recipe_name: str) -> int:
     recipe, execution = flags.shared_recipe(), flags.execution()
     seeds = range(flags.seed, flags.seed + flags.seeds)
     device = pick_device(execution.device)
+    find_builder(recipe.model)  # a mistyped name is reported before the data is read
     data = load_data(recipe, execution.data_dir)
     methods = named or default_methods(data.class_counts)
     concurrent = count_workers(len(methods) * len(seeds), execution.device, execution.workers)
@@ -184,4 +186,6 @@ def report(comparison: Comparison, out: Path) -> int:
     print_note("written: " + ", ".join(str(path) for path in paths))
     if not comparison.rows:
         raise ValueError(comparison.verdict)
-    return 0
+    for failure in comparison.failures:
+        print_note(f"icmixup: {failure.method} seed {failure.seed} has no result: {failure.reason}")
+    return 1 if comparison.failures else 0

@@ -22,6 +22,7 @@ from icmixup.lab.comparison.statistics import Standing, footnote, rank_methods, 
 from icmixup.lab.sweep import run_recipes
 from icmixup.lab.sweep.progress import Display
 from icmixup.lab.training.execution import Execution
+from icmixup.lab.training.lock import lock_folder
 from icmixup.lab.training.recipe import Recipe, read_recipe
 from icmixup.lab.training.run_folder import Row, write_atomically
 from icmixup.methods import find_method
@@ -171,7 +172,8 @@ def delete_runs(root: Path, recipes: Sequence[Recipe]) -> None:
     """Delete existing results of these runs."""
     for recipe in recipes:
         if (root / recipe.name).exists():
-            shutil.rmtree(root / recipe.name)
+            with lock_folder(root / recipe.name, wait=False):
+                shutil.rmtree(root / recipe.name)
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> tuple[Path, Path]:

@@ -7,7 +7,6 @@ import http.client
 import os
 import shutil
 import tarfile
-import tempfile
 import urllib.error
 import urllib.request
 import zipfile
@@ -23,6 +22,8 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+
+from icmixup.lab.datasets.temporary import remove_leftovers, temporary_path
 
 CHUNK = 1 << 18
 TIMEOUT_S = 30.0
@@ -51,7 +52,8 @@ def fetch_archive(archive: Archive, data_dir: Path, *, show_progress: bool = Fal
 
 def download(archive: Archive, path: Path, *, show_progress: bool = False) -> None:
     """Download the archive to `path`: to a temporary file that is renamed once its checksum is verified."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    remove_leftovers(path.parent)
+    temporary = temporary_path(path)
     try:
         with open(temporary, "wb") as file:
             _stream(archive, file, path, show_progress)
@@ -98,7 +100,10 @@ def unpack(archive: Archive, path: Path) -> Path:
     """Verify an archive and unpack it to a temporary folder that is renamed when it is complete."""
     verify_md5(archive, path, str(path), f"remove it and download {archive.url} again")
     target = path.parent / archive.folder
-    temporary = Path(tempfile.mkdtemp(prefix=f".{archive.folder}.", dir=path.parent))
+    remove_leftovers(path.parent)
+    temporary = temporary_path(path.parent / f".{archive.folder}", "unpack")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
     try:
         _extract(path, temporary)
         if not (temporary / archive.folder).is_dir():

@@ -62,7 +62,7 @@ def run_recipes(
         from icmixup.lab.sweep.ray import run_on_ray
 
         run_on_ray(todo, execution, collector)
-    elif todo:
+    elif todo or world_size() > 1:  # a rank that has nothing to do says so to the others
         # Counted over all runs, not the remaining ones: a resumed run has the same number of threads.
         number = count_workers(len(recipes), execution.device, execution.workers)
         run_locally(todo, execution, number, collector)

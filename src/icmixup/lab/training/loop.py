@@ -6,9 +6,11 @@ of ranks.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +21,11 @@ from icmixup.lab.augment import augment
 from icmixup.lab.datasets import Dataset, load_dataset
 from icmixup.lab.training.evaluate import evaluate, split_scores
 from icmixup.lab.training.execution import Execution
+from icmixup.lab.training.lock import lock_folder
 from icmixup.lab.training.ranks import (
     average_over_ranks,
     broadcast_from_first,
+    compare_notes,
     join_ranks,
     pick_device,
     rank,
@@ -30,7 +34,7 @@ from icmixup.lab.training.ranks import (
     wrap_for_ranks,
 )
 from icmixup.lab.training.recipe import Recipe, derive_seed, images_per_epoch, learning_rate
-from icmixup.lab.training.run_folder import Row, Run, open_run, provenance
+from icmixup.lab.training.run_folder import Checkpoint, Row, Run, open_run, provenance
 from icmixup.lab.training.step import (
     PREPARING,
     Epoch,
@@ -77,12 +81,21 @@ def train(recipe: Recipe, execution: Execution, on_progress: OnProgress | None =
     """
     device = pick_device(execution.device)
     run = open_run(execution.out, recipe)
-    if (row := run.result()) is not None:
+    if world_size() == 1 and (row := run.result()) is not None:
         return row
-    with join_ranks(device):
-        data = execution.dataset
-        data = (load_recipe_data(recipe, execution.data_dir) if data is None else data).to(device)
-        check_sizes(recipe, data)
+    with join_ranks(device), ExitStack() as held:
+        with compare_notes() as notes:
+            held.enter_context(lock_run(run))
+            row = run.result()  # again: another process may have finished it before it released the lock
+            data = execution.dataset if row is None else None
+            if row is None:
+                data = (load_recipe_data(recipe, execution.data_dir) if data is None else data).to(device)
+                check_sizes(recipe, data)
+            if world_size() > 1:
+                notes.update(describe_start(run, data))
+        if row is not None:
+            return row
+        assert data is not None
         session = Session(run, data, make_learner(recipe, data, wrap_for_ranks), on_progress)
         session.resume()
         with open_trackers(execution.trackers, run) as track:
@@ -93,6 +106,31 @@ def train(recipe: Recipe, execution: Execution, on_progress: OnProgress | None =
 def load_recipe_data(recipe: Recipe, data_dir: Path, *, show_progress: bool = False) -> Dataset:
     """The images that a recipe trains and tests on."""
     return load_dataset(recipe.data, data_dir, show_progress=show_progress)
+
+
+def lock_run(run: Run) -> AbstractContextManager[None]:
+    """The lock of a run's folder, on rank 0. Other ranks would wait too long for a rank 0 that waits."""
+    return lock_folder(run.folder, wait=world_size() == 1) if rank() == 0 else nullcontext()
+
+
+def describe_start(run: Run, data: Dataset | None) -> dict[str, object]:
+    """What must be the same on every rank: recipe, data, and the state of the run folder."""
+    state, _ = run.load(torch.device("cpu"))
+    return {
+        **run.recipe.fields(),
+        "the data's checksum": None if data is None else checksum(data),
+        "the checkpoint's epoch": None if state is None else state["epochs_done"],
+        "finished": data is None,
+    }
+
+
+def checksum(data: Dataset) -> str:
+    """Ten hexadecimal digits of all images and labels."""
+    digest = hashlib.sha256()
+    for tensor in (data.train.images, data.train.labels, data.test.images, data.test.labels):
+        digest.update(str(tuple(tensor.shape)).encode())
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:10]
 
 
 class Session:
@@ -108,6 +146,7 @@ class Session:
         self.loss = math.nan
         self.accuracy: float | None = None
         self.metrics: dict[str, Any] = {}
+        self.last_epoch: Checkpoint | None = None  # a copy of the state at the end of the last epoch
         self.order = torch.Generator(learner.device)
         self.images = images_per_epoch(self.recipe, len(data.train))
         self.epoch = Epoch(
@@ -130,7 +169,14 @@ class Session:
             self.run.set_aside(rejected)
 
     def train(self, checkpoint_seconds: float, track: Callable[[int, dict[str, float]], None]) -> None:
-        """Train the remaining epochs, with a checkpoint from time to time."""
+        """Train the remaining epochs, with a checkpoint from time to time and when interrupted."""
+        try:
+            self.train_epochs(checkpoint_seconds, track)
+        except (KeyboardInterrupt, Stopped):
+            self.save_last_epoch()
+            raise
+
+    def train_epochs(self, checkpoint_seconds: float, track: Callable[[int, dict[str, float]], None]) -> None:
         saved = time.monotonic()
         method, run_epoch = None, None
         for number in range(self.epochs_done, self.recipe.epochs):
@@ -148,11 +194,10 @@ class Session:
             self.speeds.append(self.images / (time.monotonic() - started))
             self.evaluate_if_due()
             self.seconds += time.monotonic() - started
-            try:
-                self.report(track)
-            except Stopped:  # between two epochs, so that nothing is lost
-                self.save()
-                raise
+            if rank() == 0:
+                with PREPARING:  # copying must not fall into another thread's capture
+                    self.last_epoch = copy_state(self.state())
+            self.report(track)
             # Clocks differ between ranks, so no rank waits for another here: rank 0 decides alone.
             if rank() == 0 and (time.monotonic() - saved >= checkpoint_seconds or self.at_end()):
                 self.save()
@@ -258,6 +303,21 @@ class Session:
         self.on_progress(RunProgress(epoch, self.recipe.epochs, loss, self.accuracy, speed, left))
 
     def save(self) -> None:
+        self.run.save(self.state())
+
+    def save_last_epoch(self) -> None:
+        """Write a checkpoint of the last complete epoch if the one on disk is older.
+
+        The weights themselves may be in the middle of an epoch, from which no run could resume.
+        """
+        if self.last_epoch is None:
+            return
+        stored, _ = self.run.load(torch.device("cpu"))
+        if stored is None or stored["epochs_done"] < self.last_epoch["epochs_done"]:
+            self.run.save(self.last_epoch)
+
+    def state(self) -> Checkpoint:
+        """The state of the learner and of the run, as a checkpoint stores it."""
         progress = {
             "epochs_done": self.epochs_done,
             "seconds": self.seconds,
@@ -265,7 +325,7 @@ class Session:
             "loss": self.loss,
             "metrics": self.metrics,
         }
-        self.run.save({**self.learner.state(), **progress})
+        return {**self.learner.state(), **progress}
 
     def row(self, concurrent: int) -> Row:
         """The run as one row: recipe, metrics, time, and where it was made."""
@@ -285,6 +345,15 @@ class Session:
         }
 
 
+def copy_state(state: Any) -> Any:
+    """A copy of nested dictionaries and lists that shares no tensor with them."""
+    if isinstance(state, Tensor):
+        return state.detach().clone()
+    if isinstance(state, dict):
+        return {key: copy_state(value) for key, value in state.items()}
+    return [copy_state(value) for value in state] if isinstance(state, list) else state
+
+
 def check_sizes(recipe: Recipe, data: Dataset) -> None:
     if recipe.batch_size > len(data.train):
         raise ValueError(
@@ -295,4 +364,9 @@ def check_sizes(recipe: Recipe, data: Dataset) -> None:
         raise ValueError(
             f"batch_size is {recipe.batch_size}, so some of the {world_size()} ranks would have no image; "
             f"use --batch-size {32 * world_size()} or another larger value"
+        )
+    side = min(data.train.images.shape[-2:])
+    if recipe.padding >= side:
+        raise ValueError(
+            f"padding must be below {side}, the side of the images of {recipe.dataset}, got {recipe.padding}"
         )

@@ -11,7 +11,6 @@ import hashlib
 import io
 import json
 import os
-import pickle
 import platform
 import subprocess
 import warnings
@@ -23,11 +22,14 @@ from typing import Any
 
 import torch
 
+from icmixup.lab.datasets.temporary import remove_leftovers, temporary_path
 from icmixup.lab.training.ranks import rank
 from icmixup.lab.training.recipe import Recipe
+from icmixup.lab.training.stored import read_lines, read_result
 
 Row = dict[str, Any]  # a finished run: recipe, metrics, time and provenance, as result.json stores them
 Checkpoint = dict[str, Any]
+STATE = {"recipe", "epochs_done"}  # of what a checkpoint has at least
 DIGEST = 32  # bytes of the SHA-256 at the end of a checkpoint
 
 
@@ -40,8 +42,7 @@ class Run:
 
     def result(self) -> Row | None:
         """The row of a finished run, or None."""
-        path = self.folder / "result.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        return read_result(self.folder / "result.json", self.recipe)
 
     def finish(self, row: Row) -> Row:
         """Write the row; a finished run keeps only its newest checkpoint."""
@@ -56,15 +57,8 @@ class Run:
             file.flush()
 
     def read_log(self) -> list[Row]:
-        """The lines of the log, up to a line cut short by a crash."""
-        path = self.folder / "log.jsonl"
-        rows: list[Row] = []
-        for line in path.read_text().splitlines() if path.exists() else ():
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-        return rows
+        """The intact lines of the log; a crash can cut a line short."""
+        return read_lines(self.folder / "log.jsonl")
 
     def cut_log(self, epochs_done: int) -> None:
         """Drop lines logged after the checkpoint to resume from: they will be logged again."""
@@ -110,6 +104,7 @@ def open_run(root: Path, recipe: Recipe) -> Run:
     run = Run(root / recipe.name, recipe)
     if rank() == 0:
         run.folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(run.folder)
         write_atomically(run.folder / "recipe.json", json.dumps(recipe.fields(), indent=1).encode())
     return run
 
@@ -123,12 +118,10 @@ def read_checkpoint(path: Path, recipe: Recipe, device: torch.device) -> Checkpo
         raise ValueError(foreign)
     try:
         state: Checkpoint = torch.load(io.BytesIO(body), map_location=device, weights_only=True)
-    except (
-        pickle.UnpicklingError,
-        EOFError,
-        RuntimeError,
-    ) as error:  # intact, but contains more than weights
+    except Exception as error:  # intact, but contains more than weights, or is not a pickle at all
         raise ValueError(foreign) from error
+    if not isinstance(state, dict) or not state.keys() >= STATE or type(state["epochs_done"]) is not int:
+        raise ValueError(foreign)
     if state.get("recipe") != recipe.key:
         raise ValueError(
             f"{path} belongs to recipe {state.get('recipe')}, not {recipe.key}; it is renamed and not used"
@@ -139,7 +132,7 @@ def read_checkpoint(path: Path, recipe: Recipe, device: torch.device) -> Checkpo
 def write_atomically(path: Path, content: bytes, keep: Path | None = None) -> None:
     """Write to a temporary file, flush it to disk, rename it; an existing file is moved to `keep` if
     given."""
-    beside = path.with_name(path.name + ".part")
+    beside = temporary_path(path)
     try:
         with beside.open("wb") as file:
             file.write(content)
