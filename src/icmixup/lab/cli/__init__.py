@@ -181,6 +181,8 @@ def explain(error: Exception) -> str | None:
         return " ".join(str(error).split())
     if isinstance(error, RuntimeError) and os.environ.get("WORLD_SIZE", "1") != "1" and is_lost_rank(error):
         return "another rank failed or was lost; its own message gives the reason"
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return "out of memory; use a smaller --batch-size, --image-size or --model, or fewer --workers"
     if type(error).__name__ == "OutOfMemoryError":
         return "the GPU is out of memory; use a smaller --batch-size or --model, or fewer --workers"
     return None

@@ -107,6 +107,7 @@ def run_compare(flags: CompareFlags, recipe_name: str) -> int:
     from icmixup.lab.sweep.budget import work
     from icmixup.lab.sweep.local import count_workers
     from icmixup.lab.sweep.progress import Display
+    from icmixup.lab.training.loop import check_sizes
     from icmixup.lab.training.ranks import pick_device
 
     recipe, execution = flags.shared_recipe(), flags.execution()
@@ -114,6 +115,7 @@ def run_compare(flags: CompareFlags, recipe_name: str) -> int:
     device = pick_device(execution.device)
     find_builder(recipe.model)  # a mistyped name is reported before the data is read
     data = load_data(recipe, execution.data_dir)
+    check_sizes(recipe, data)
     methods = named or default_methods(data.class_counts)
     concurrent = count_workers(len(methods) * len(seeds), execution.device, execution.workers)
     execution = dataclasses.replace(execution, dataset=data)
@@ -168,7 +170,7 @@ def check_compare(flags: CompareFlags) -> tuple[str, ...]:
             )
     check_execution(flags.execution())
     named = flags.named_methods()
-    if named:
+    if flags.methods:
         pick_baseline(check_methods(named), flags.baseline)
     return named
 

@@ -285,11 +285,17 @@ def describe_death(recipe: Recipe, code: int | None) -> str:
 
 def serve(pipe: Connection, execution: Execution) -> None:
     """The loop of a worker process: recipes in, progress and outcomes out, until the pipe ends."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # from Worker.stop; Ctrl-C is blocked here
+    signal.signal(signal.SIGTERM, interrupt_once)  # from Worker.stop; Ctrl-C is blocked here
     load = remember_data(execution)
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):  # the parent is gone, or ends us
         while True:
             pipe.send(attempt(pipe.recv(), execution, pipe, load))
+
+
+def interrupt_once(signum: int, frame: object) -> None:
+    """End the run; further signals must not interrupt its last checkpoint."""
+    signal.signal(signum, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def attempt(recipe: Recipe, execution: Execution, pipe: Connection, load: LoadData) -> Outcome | Exception:

@@ -58,7 +58,7 @@ RANGES = {
     "epochs": Range(1, 10**6, "a number of epochs, from 1 to 1,000,000"),
     "batch_size": Range(1, 10**7, "a number of images, 1 or more"),
     "lr": positive("more than zero and finite"),
-    "lr_factor": Range(0, 1, "a factor, above 0 and up to 1", open_low=True),
+    "lr_factor": positive("a factor above 0, for example 0.2"),
     "warmup_epochs": Range(0, 10**6, "a number of epochs, 0 or more"),
     "momentum": Range(0, 1, "at least 0 and below 1, for example 0.9", open_high=True),
     "weight_decay": Range(0, math.inf, "at least 0 and finite, for example 5e-4", open_high=True),
@@ -242,10 +242,10 @@ class Recipe(Numerics, Mixing, Augmentation, Optimisation, Subset, Task):
         for entry in dataclasses.fields(self):
             check_field(entry.name, str(entry.type), getattr(self, entry.name))
         method = find_method(self.method)
-        if self.lr_drops and not 0 < min(self.lr_drops) <= max(self.lr_drops) < self.epochs:
-            raise ValueError(
-                f"lr_drops must be below epochs ({self.epochs}) and above 0, got {self.lr_drops}"
-            )
+        if self.lr_drops and min(self.lr_drops) < 0:
+            raise ValueError(f"lr_drops must be numbers of epochs, 0 or more, got {self.lr_drops}")
+        if self.lr_drops and max(self.lr_drops) >= self.epochs:
+            raise ValueError(f"lr_drops must be below epochs ({self.epochs}), got {self.lr_drops}")
         if self.warmup_epochs >= self.epochs:
             raise ValueError(f"warmup_epochs must be below epochs ({self.epochs}), got {self.warmup_epochs}")
         if self.nesterov and not self.momentum:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import warnings
 from pathlib import Path
 from typing import Any
 
-from icmixup.lab.training.recipe import Recipe, read_recipe
+from icmixup.lab.training.recipe import Recipe, Task, read_recipe
+
+TASK = {entry.name for entry in dataclasses.fields(Task)}
 
 
 def read_json(path: Path) -> Any:
@@ -53,6 +56,8 @@ def read_recipe_file(path: Path) -> Recipe:
     """The recipe in a recipe.json; a ValueError names the file if it is damaged or mistyped."""
     fields = read_json(path)
     try:
+        if isinstance(fields, dict) and (missing := TASK - fields.keys()):
+            raise ValueError(f"it has no {', '.join(sorted(missing))}")  # the defaults are another run
         return read_recipe(fields)
     except ValueError as error:
         raise ValueError(f"{path} is not the recipe of a run: {error}") from error
@@ -72,7 +77,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_budgets(path: Path) -> dict[str, int]:
-    """The numbers of epochs in a budgets.json; damaged entries are reported and measured again."""
+    """The numbers of epochs in a budgets.json; damaged found are reported and measured again."""
     if not path.exists():
         return {}
     try:
@@ -80,12 +85,14 @@ def read_budgets(path: Path) -> dict[str, int]:
     except ValueError as error:
         warnings.warn(f"{error}; epochs are measured again", stacklevel=3)
         return {}
-    entries = found if isinstance(found, dict) else {"its content": found}
-    known = {key: value for key, value in entries.items() if type(value) is int and 1 <= value <= 10**6}
-    if len(known) < len(entries):
-        bad = next(key for key in entries if key not in known)
+    if not isinstance(found, dict):
+        warnings.warn(f"{path} is not a table of epochs; they are measured again", stacklevel=3)
+        return {}
+    known = {key: value for key, value in found.items() if type(value) is int and 1 <= value <= 10**6}
+    if len(known) < len(found):
+        bad = next(key for key in found if key not in known)
         warnings.warn(
-            f"{path}: {bad} is not a number of epochs ({entries[bad]!r:.60}); it is measured again",
+            f"{path}: {bad} is not a number of epochs ({found[bad]!r:.60}); it is measured again",
             stacklevel=3,
         )
     return known
