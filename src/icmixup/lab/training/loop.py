@@ -6,6 +6,7 @@ number of ranks.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 import time
@@ -196,7 +197,7 @@ class Session:
             self.seconds += time.monotonic() - started
             if rank() == 0:
                 with PREPARING:  # copying must not fall into another thread's capture
-                    self.last_epoch = copy_state(self.state())
+                    self.last_epoch = copy.deepcopy(self.state())
             self.report(track)
             # Clocks differ between ranks, so no rank waits for another here: rank 0 decides alone.
             if rank() == 0 and (time.monotonic() - saved >= checkpoint_seconds or self.at_end()):
@@ -343,15 +344,6 @@ class Session:
             **provenance(self.learner.device),
             "folder": self.run.folder.name,
         }
-
-
-def copy_state(state: Any) -> Any:
-    """A copy of nested dictionaries and lists that shares no tensor with them."""
-    if isinstance(state, Tensor):
-        return state.detach().clone()
-    if isinstance(state, dict):
-        return {key: copy_state(value) for key, value in state.items()}
-    return [copy_state(value) for value in state] if isinstance(state, list) else state
 
 
 def check_sizes(recipe: Recipe, data: Dataset) -> None:
