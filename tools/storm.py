@@ -133,16 +133,16 @@ def leftovers(folder: Path) -> list[str]:
     return sorted(name for name in names if name.endswith(".part") or name == "lock.json")
 
 
-def storm(kills: int, seed: int) -> dict[str, Any]:
+def storm(kills: int, seed: int, minutes: float) -> dict[str, Any]:
     rng = random.Random(seed)
     rounds: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         expected, seconds = run_references(root)
-        spent = 0
-        while spent < kills:
+        spent, limit = 0, time.monotonic() + 60 * minutes
+        while spent < kills and time.monotonic() < limit:
             for command, text in COMMANDS.items():
-                if spent < kills:
+                if spent < kills and time.monotonic() < limit:
                     folder = root / f"round-{len(rounds)}"
                     prepare(command, folder, root / "reference-compare" / "runs")
                     wanted = min(PER_ROUND, kills - spent)
@@ -207,9 +207,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Kill commands at random moments and compare their results.")
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no round after this time")
     parser.add_argument("--json", type=Path, help="write the result there too")
     args = parser.parse_args()
-    result = storm(args.kills, args.seed)
+    result = storm(args.kills, args.seed, args.minutes)
     text = json.dumps(result, indent=1)
     print(text)
     if args.json:
