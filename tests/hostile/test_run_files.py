@@ -61,7 +61,7 @@ MISTYPED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "loss NaN": change(loss=math.nan),
     "loss missing": drop("loss"),
     "loss a list": change(loss=[1.0]),
-    "key of another recipe": change(key="0123456789"),
+    "key a number": change(key=3),
     "key missing": drop("key"),
     "another method": change(method="mixup"),
     "another seed": change(seed=1),

@@ -39,6 +39,7 @@ from icmixup.contrast.triton_forward import (
     SUM,
     TOP,
     WEIGHT,
+    Constant,
     ForwardState,
     Launch,
     cdiv,
@@ -51,23 +52,23 @@ from icmixup.contrast.triton_forward import (
 )
 
 # more lines of rows, in the backward pass only
-OWN_COEF = tl.constexpr(6)  # what the own entry adds to W_ii, beyond its part in the sums over entries
-OWN_FLOOR = tl.constexpr(7)  # what it adds to the sum of dloss/dz that the floor is multiplied by
+OWN_COEF = Constant(6)  # what the own entry adds to W_ii, beyond its part in the sums over entries
+OWN_FLOOR = Constant(7)  # what it adds to the sum of dloss/dz that the floor is multiplied by
 GRADIENT_ROW_LINES = 8
 # lines of entries
-ENTRY_CLASSIFIER = tl.constexpr(0)
-ENTRY_OTHER_CLASS = tl.constexpr(1)
+ENTRY_CLASSIFIER = Constant(0)
+ENTRY_OTHER_CLASS = Constant(1)
 ENTRY_LINES = 2
 # lines of shares
-SHARE_OWN = tl.constexpr(0)  # of the entry's class
-SHARE_OTHER = tl.constexpr(1)  # of the classifier's other class
-SHARE_ROW = tl.constexpr(2)  # own share x e^bias
-SHARE_COLUMN = tl.constexpr(3)  # own share x coefficient of the classifier
+SHARE_OWN = Constant(0)  # of the entry's class
+SHARE_OTHER = Constant(1)  # of the classifier's other class
+SHARE_ROW = Constant(2)  # own share x e^bias
+SHARE_COLUMN = Constant(3)  # own share x coefficient of the classifier
 SHARE_LINES = 4
 # lines of chunks
-CHUNK_CLASS = tl.constexpr(0)
-CHUNK_BEGIN = tl.constexpr(1)  # first entry
-CHUNK_SIZE = tl.constexpr(2)  # number of entries
+CHUNK_CLASS = Constant(0)
+CHUNK_BEGIN = Constant(1)  # first entry
+CHUNK_SIZE = Constant(2)  # number of entries
 CHUNK_LINES = 3
 
 

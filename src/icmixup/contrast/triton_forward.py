@@ -36,48 +36,62 @@ from torch import Tensor
 
 from icmixup._checks import Duplicates
 
-LOG2E = tl.constexpr(1.4426950408889634)
+
+class Constant(tl.constexpr):  # type: ignore[misc]
+    """A constant of kernels that is cheap to compare.
+
+    Triton compares every global of a kernel at each launch. A constexpr creates another constexpr for that,
+    and with 200 comparisons per loss the host would spend a tenth of its time on them.
+    """
+
+    def __ne__(self, other):
+        return self.value != getattr(other, "value", other)
+
+    __hash__ = tl.constexpr.__hash__
+
+
+LOG2E = Constant(1.4426950408889634)
 # modes
-FAST = tl.constexpr(0)  # one exponential serves both axes
-SAFE = tl.constexpr(1)  # scores spread too far for that: largest entries first
-DENSE = tl.constexpr(2)  # targets with more than two classes
+FAST = Constant(0)  # one exponential serves both axes
+SAFE = Constant(1)  # scores spread too far for that: largest entries first
+DENSE = Constant(2)  # targets with more than two classes
 # entries of plan
-PLAN_MODE = tl.constexpr(0)
-PLAN_CENTRE = tl.constexpr(1)  # the middle between the smallest and the largest score
-PLAN_FLOOR = tl.constexpr(2)  # share of all other classes under label smoothing
-PLAN_POISON = tl.constexpr(3)  # 0, or nan if a score is not finite
-PLAN_FLOOR_MODE = tl.constexpr(4)  # FAST if the gradient of the floor is needed
+PLAN_MODE = Constant(0)
+PLAN_CENTRE = Constant(1)  # the middle between the smallest and the largest score
+PLAN_FLOOR = Constant(2)  # share of all other classes under label smoothing
+PLAN_POISON = Constant(3)  # 0, or nan if a score is not finite
+PLAN_FLOOR_MODE = Constant(4)  # FAST if the gradient of the floor is needed
 PLAN_ENTRIES = 5
 # lines of rows and of columns; TOP, SUM, POSITIVE_SUM and RESCALE are the same in both
-OWN = tl.constexpr(0)  # rows: z_ii; in FAST mode less the largest score of i
-SHARE_A = tl.constexpr(0)  # columns: share of the first class
-TOP = tl.constexpr(1)  # largest entry; not in FAST mode
-WEIGHT = tl.constexpr(2)  # rows: e^(largest score of i - centre)
-SHARE_B = tl.constexpr(2)  # columns: share of the second class
-SUM = tl.constexpr(3)  # sum over D
-COEF = tl.constexpr(3)  # in the backward pass: gradient / sum over D
-POSITIVE_SUM = tl.constexpr(4)  # sum over P
-POSITIVE_COEF = tl.constexpr(4)  # in the backward pass: gradient / sum over P
-RESCALE = tl.constexpr(5)  # e^(largest score, or centre, - own entry): makes a sum relative to the own entry
-BIAS = tl.constexpr(6)  # columns
-EXP_BIAS = tl.constexpr(7)  # columns: e^bias
-POSITIVE_TOP = tl.constexpr(8)  # columns: largest entry of P; not in FAST mode
+OWN = Constant(0)  # rows: z_ii; in FAST mode less the largest score of i
+SHARE_A = Constant(0)  # columns: share of the first class
+TOP = Constant(1)  # largest entry; not in FAST mode
+WEIGHT = Constant(2)  # rows: e^(largest score of i - centre)
+SHARE_B = Constant(2)  # columns: share of the second class
+SUM = Constant(3)  # sum over D
+COEF = Constant(3)  # in the backward pass: gradient / sum over D
+POSITIVE_SUM = Constant(4)  # sum over P
+POSITIVE_COEF = Constant(4)  # in the backward pass: gradient / sum over P
+RESCALE = Constant(5)  # e^(largest score, or centre, - own entry): makes a sum relative to the own entry
+BIAS = Constant(6)  # columns
+EXP_BIAS = Constant(7)  # columns: e^bias
+POSITIVE_TOP = Constant(8)  # columns: largest entry of P; not in FAST mode
 ROW_LINES = 6
 COLUMN_LINES = 9
 # lines of what read_scores and read_targets find, one column per program
-SCORES_HIGH = tl.constexpr(0)
-SCORES_LOW = tl.constexpr(1)
+SCORES_HIGH = Constant(0)
+SCORES_LOW = Constant(1)
 SCORES_LINES = 2
-TARGETS_COUNT = tl.constexpr(0)  # most classes of a target
-TARGETS_EXCESS = tl.constexpr(1)  # largest deviation of a sum of shares from 1
-TARGETS_LOWEST = tl.constexpr(2)  # smallest share
-TARGETS_BIAS = tl.constexpr(3)  # largest bias
+TARGETS_COUNT = Constant(0)  # most classes of a target
+TARGETS_EXCESS = Constant(1)  # largest deviation of a sum of shares from 1
+TARGETS_LOWEST = Constant(2)  # smallest share
+TARGETS_BIAS = Constant(3)  # largest bias
 TARGETS_LINES = 4
 # Up to this spread of scores, sums of 2^20 entries relative to any of them fit in float32.
-SPREAD = tl.constexpr(60.0)
-LARGEST_BIAS = tl.constexpr(11.0)
+SPREAD = Constant(60.0)
+LARGEST_BIAS = Constant(11.0)
 # Shares that sum to one up to rounding; for others, the largest score cannot be subtracted beforehand.
-EXCESS = tl.constexpr(5e-7)
+EXCESS = Constant(5e-7)
 
 
 @triton.jit

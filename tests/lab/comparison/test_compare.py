@@ -17,14 +17,13 @@ from icmixup.lab.comparison.compare import (
     compare,
     comparison_recipes,
     default_methods,
-    delete_runs,
     pick_baseline,
     read_comparison,
     summarise,
     write_comparison,
 )
 from icmixup.lab.comparison.statistics import MEASURES
-from icmixup.lab.sweep import budget
+from icmixup.lab.sweep import budget, delete_runs
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import load_recipe_data
 from icmixup.lab.training.recipe import QUICK, Recipe
@@ -111,7 +110,8 @@ def test_a_comparison_on_digits_pairs_runs_and_is_not_trained_twice(tmp_path: Pa
     )
     assert again == first
     assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/result.json")}
-    delete_runs(tmp_path, comparison_recipes(TINY, ("mixup",), (0,)))
+    execution = Execution(out=tmp_path, data_dir=tmp_path, dataset=data)
+    delete_runs(comparison_recipes(TINY, ("mixup",), (0,)), execution)
     assert len(list(tmp_path.glob("*/result.json"))) == 3
 
 

@@ -246,3 +246,59 @@ def test_a_check_counts_test_images_that_are_also_training_images(tmp_path: Path
     make_classes(tmp_path / "test", per_class=2)
     check = next(c for c in check_dataset(str(tmp_path), tmp_path) if "identical" in c.claim)
     assert (check.found, check.holds) == ("6 are", False)
+
+
+# Splits
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        ("Train", "Test"),
+        ("TRAIN", "TEST"),
+        ("training", "testing"),
+        ("train", "Validation"),
+        ("Training", "val"),
+    ],
+)
+def test_split_folders_are_found_in_any_case(train: str, test: str, tmp_path: Path) -> None:
+    make_classes(tmp_path / train, per_class=4)
+    make_classes(tmp_path / test, per_class=2)
+    (tmp_path / "annotations").mkdir()  # neither a split nor a class
+    dataset = load_dataset(DataSpec(str(tmp_path)), tmp_path)
+    assert dataset.class_names == ("blue", "green", "red")
+    assert (len(dataset.train), len(dataset.test)) == (12, 6)
+    assert dataset.split_by == f"folders {train} and {test}"
+    assert dataset.test.file_names[0] == f"{test}/blue/0.png"
+
+
+def test_a_class_called_train_beside_other_classes_is_a_class(tmp_path: Path) -> None:
+    for number, name in enumerate(("bus", "car", "train")):
+        for k in range(5):
+            save(tmp_path / name / f"{k}.png", Image.new("RGB", (8, 8), (80 * number, k, 0)))
+    (tmp_path / "train" / "more").mkdir()
+    save(tmp_path / "train" / "more" / "5.png", Image.new("RGB", (8, 8), (160, 5, 0)))
+    dataset = load_dataset(DataSpec(str(tmp_path)), tmp_path)
+    assert dataset.class_names == ("bus", "car", "train")
+    assert int(dataset.class_counts.sum()) + len(dataset.test) == 16
+    assert dataset.split_by == "a fifth of each class held out"
+
+
+def test_a_test_set_that_lacks_a_class_is_accepted(tmp_path: Path) -> None:
+    make_classes(tmp_path / "train", per_class=4)
+    make_classes(tmp_path / "test", per_class=2)
+    for path in (tmp_path / "test" / "green").iterdir():
+        path.unlink()
+    dataset = load_dataset(DataSpec(str(tmp_path)), tmp_path)
+    assert torch.bincount(dataset.test.labels, minlength=3).tolist() == [2, 0, 2]
+    (tmp_path / "test" / "green").rmdir()
+    assert load_dataset(DataSpec(str(tmp_path)), tmp_path).fingerprint == dataset.fingerprint
+
+
+def test_file_names_follow_their_images_through_subsets_and_resizing(tmp_path: Path) -> None:
+    make_classes(tmp_path, per_class=10)
+    dataset = load_dataset(DataSpec(str(tmp_path), per_class=3, image_size=6), tmp_path)
+    for split in (dataset.train, dataset.test):
+        for image, name in zip(split.images, split.file_names, strict=True):
+            with Image.open(tmp_path / name) as file:
+                assert tuple(image[:, 0, 0].tolist()) == file.getpixel((0, 0))

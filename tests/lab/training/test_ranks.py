@@ -26,7 +26,7 @@ from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import Diverged, load_recipe_data, train
 from icmixup.lab.training.ranks import join_ranks
 from icmixup.lab.training.recipe import Recipe
-from icmixup.lab.training.run_folder import Run
+from icmixup.lab.training.run_folder import runs_of
 
 CPU = torch.device("cpu")
 # 210 images in batches of 63 and 21, so that one rank has 32 and 11 of them, the other 31 and 10.
@@ -76,16 +76,24 @@ def kill_amid(root: Path, notes: Path, epochs: int) -> None:
     with subprocess.Popen(
         words, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as launcher:
-        run, limit = Run(root / RECIPE.name, RECIPE), time.monotonic() + 120
-        while len(run.read_log()) < epochs and time.monotonic() < limit and launcher.poll() is None:
+        limit = time.monotonic() + 120
+        while (
+            sum(len(run.read_log()) for run in runs_of(root, RECIPE)) < epochs
+            and time.monotonic() < limit
+            and launcher.poll() is None
+        ):
             time.sleep(0.01)
         for pid in (launcher.pid, *(int(note.read_text()) for note in notes.glob("*.pid"))):
             os.kill(pid, signal.SIGKILL)
 
 
+def count_epochs(root: Path) -> int:
+    return sum(len(run.read_log()) for run in runs_of(root, RECIPE))
+
+
 def outcome(root: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Row and log of a finished run, without what a clock decides."""
-    run = Run(root / RECIPE.name, RECIPE)
+    (run,) = runs_of(root, RECIPE)
     row = run.result()
     assert row is not None
     for name in ("minutes", "images_per_second", "date", "commit"):
@@ -99,7 +107,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], lis
     words = [*TORCHRUN, "-m", "icmixup", *command(root)]
     done = subprocess.run(words, capture_output=True, text=True, env=ENVIRONMENT, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    assert f"{RECIPE.name}  epoch 10/10  loss" in done.stdout
+    assert f"{next(runs_of(root, RECIPE)).folder}  epoch 10/10  loss" in done.stdout
     return outcome(root)
 
 
@@ -122,7 +130,7 @@ def test_killed_on_two_ranks_a_run_goes_on_with_one(
     whole: tuple[dict[str, Any], list[dict[str, Any]]], killed: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(killed, tmp_path / "runs")
-    state, refused = Run(tmp_path / "runs" / RECIPE.name, RECIPE).load(CPU)
+    state, refused = next(runs_of(tmp_path / "runs", RECIPE)).load(CPU)
     assert state is not None
     assert refused == {}
     assert 2 <= state["epochs_done"] < RECIPE.epochs
@@ -155,7 +163,10 @@ def start_rank(rank: int, port: int, root: Path) -> None:
             recipe = dataclasses.replace(tiny, method=method)
             rows[method] = train(recipe, Execution(out=root, data_dir=root, dataset=data, device="cpu"))
         absurd = dataclasses.replace(tiny, method="erm", epochs=3, schedule="step", lr=1e30)
-        for name, recipe in (("diverged", absurd), ("small", dataclasses.replace(tiny, method="erm", batch_size=1))):
+        for name, recipe in (
+            ("diverged", absurd),
+            ("small", dataclasses.replace(tiny, method="erm", batch_size=1)),
+        ):
             try:
                 train(recipe, Execution(out=root, data_dir=root, dataset=data, device="cpu"))
             except ValueError as error:

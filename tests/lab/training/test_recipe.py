@@ -113,10 +113,6 @@ def test_a_name_is_one_folder_whatever_the_dataset_and_model(dataset: str, start
     assert "/" not in name
 
 
-def test_folders_of_one_name_in_two_places_do_not_share_a_run() -> None:
-    assert Recipe(dataset="a/birds").name != Recipe(dataset="b/birds").name
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_the_method_is_the_tables_own_unless_the_recipe_says_otherwise(method: str) -> None:
     assert Recipe(method=method).method_at(199) == METHODS[method]

@@ -16,7 +16,7 @@ import torch
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import train
 from icmixup.lab.training.recipe import Recipe
-from icmixup.lab.training.run_folder import Run
+from icmixup.lab.training.run_folder import runs_of
 
 RECIPE = Recipe(
     dataset="digits",
@@ -42,7 +42,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from icmixup.lab.training.loop import load_recipe_data
 from icmixup.lab.training.execution import Execution
-from test_resume import CPU, RECIPE, Run, train
+from test_resume import CPU, RECIPE, runs_of, train
 
 root = Path(sys.argv[1])
 data = load_recipe_data(RECIPE, root)
@@ -69,8 +69,10 @@ def sit(name, *, seconds=None, last_epoch=None, file_limit=None):
     return code, *look(name)
 
 def look(name):
-    state, refused = Run(root / name / RECIPE.name, RECIPE).load(CPU)
-    return 0 if state is None else state["epochs_done"], len(refused)
+    for run in runs_of(root / name, RECIPE):
+        state, refused = run.load(CPU)
+        return 0 if state is None else state["epochs_done"], len(refused)
+    return 0, 0
 
 started = time.monotonic()
 found = {"whole": [sit("whole")]}
@@ -79,7 +81,7 @@ draw = random.Random(0)
 found["killed"] = [sit("killed", seconds=draw.uniform(0.05, 0.3) * took) for _ in range(6)] + [sit("killed")]
 found["full"] = [sit("full", last_epoch=4), sit("full", file_limit=30_000), sit("full")]
 found["torn"] = [sit("torn", last_epoch=4)]
-newest = root / "torn" / RECIPE.name / "checkpoint.pt"
+newest = next(runs_of(root / "torn", RECIPE)).folder / "checkpoint.pt"
 newest.write_bytes(newest.read_bytes()[:-1])
 found["torn"] += [(0, *look("torn")), sit("torn")]
 print(json.dumps(found))
@@ -110,7 +112,7 @@ def outcome(
     root: Path, recipe: Recipe = RECIPE
 ) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
     """Row and log without what a clock decides, and the checkpoint."""
-    run = Run(root / recipe.name, recipe)
+    (run,) = runs_of(root, recipe)
     row = run.result()
     state, refused = run.load(CPU)
     assert row is not None
@@ -151,7 +153,7 @@ def test_on_a_full_disk_the_last_checkpoint_stays_and_the_run_resumes_from_it(se
     assert (stopped, saved) == (3, 4)
     assert (failed, still_saved, refused) == (errno.EFBIG, 4, 0)
     assert ended == 0
-    assert not list((root / "full" / RECIPE.name).glob("*.part"))
+    assert not list((root / "full").glob("*/*.part"))
     whole, full = outcome(root / "whole"), outcome(root / "full")
     assert full[:2] == whole[:2]
     assert_same_weights(full[2], whole[2])

@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from icmixup.lab.training import run_folder as runs
 from icmixup.lab.datasets.temporary import temporary_path
+from icmixup.lab.training import run_folder as runs
+from icmixup.lab.training.identity import Identity, run_key, settings_key
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import (
     Run,
@@ -26,16 +27,18 @@ from icmixup.lab.training.run_folder import (
     provenance,
     read_checkpoint,
     read_commit,
+    read_identity,
     write_atomically,
 )
 
 RECIPE = Recipe(dataset="digits", model="small-cnn", epochs=4)
 CPU = torch.device("cpu")
+IDENTITY = Identity("images", "network", "method", "1.0", "float32", "cpu")
 
 
 def make_run(root: Path, saves: int = 2) -> Run:
     """A run with checkpoints of epochs 1, 2, ..., of which the last two are there."""
-    run = open_run(root, RECIPE)
+    run = open_run(root, RECIPE, IDENTITY)
     for epoch in range(1, saves + 1):
         run.save(make_state(epoch))
     return run
@@ -58,10 +61,11 @@ def test_the_newest_checkpoint_is_used_and_comes_back_as_it_was(tmp_path: Path) 
 
 
 def test_a_fresh_folder_has_no_checkpoint_and_holds_the_recipe(tmp_path: Path) -> None:
-    run = open_run(tmp_path, RECIPE)
+    run = open_run(tmp_path, RECIPE, IDENTITY)
     assert run.load(CPU) == (None, {})
-    assert run.folder == tmp_path / RECIPE.name
+    assert run.folder == tmp_path / f"{RECIPE.title}.{run_key(RECIPE, IDENTITY)}"
     assert json.loads((run.folder / "recipe.json").read_text()) == RECIPE.fields()
+    assert read_identity(run.folder) == IDENTITY
 
 
 DAMAGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
@@ -111,8 +115,8 @@ def test_a_checkpoint_of_another_recipe_is_refused_with_both_keys(tmp_path: Path
     state, refused = run.load(CPU)
     assert state is not None
     assert state["epochs_done"] == 1
-    assert RECIPE.key in refused[newest]
-    assert other.recipe.key in refused[newest]
+    assert settings_key(RECIPE) in refused[newest]
+    assert settings_key(other.recipe) in refused[newest]
 
 
 def test_with_both_checkpoints_damaged_the_run_starts_over_and_both_are_named(tmp_path: Path) -> None:
@@ -211,7 +215,7 @@ def test_killed_at_any_step_of_saving_a_good_checkpoint_is_found(tmp_path: Path)
 
 
 def test_a_log_line_torn_anywhere_is_dropped_and_the_lines_before_it_stay(tmp_path: Path) -> None:
-    run = open_run(tmp_path, RECIPE)
+    run = open_run(tmp_path, RECIPE, IDENTITY)
     for epoch in (1, 2, 3):
         run.log(epoch=epoch, loss=1 / epoch)
     path = run.folder / "log.jsonl"
@@ -225,7 +229,7 @@ def test_a_log_line_torn_anywhere_is_dropped_and_the_lines_before_it_stay(tmp_pa
 
 
 def test_cutting_the_log_forgets_epochs_after_the_checkpoint(tmp_path: Path) -> None:
-    run = open_run(tmp_path, RECIPE)
+    run = open_run(tmp_path, RECIPE, IDENTITY)
     assert run.read_log() == []
     run.cut_log(0)
     for epoch in (1, 2, 3):
@@ -242,7 +246,7 @@ def test_a_result_is_there_once_the_run_is_finished_and_one_checkpoint_stays(tmp
     assert run.result() is None
     row = {**RECIPE.fields(), "key": RECIPE.key, "accuracy": 12.5, "loss": 2.0, "few": None}
     assert run.finish(row) == row
-    assert open_run(tmp_path, RECIPE).result() == row
+    assert open_run(tmp_path, RECIPE, IDENTITY).result() == row
     assert [path.exists() for path in run.checkpoints()] == [True, False]
 
 

@@ -32,10 +32,12 @@ from icmixup.lab.models import build_model
 from icmixup.lab.sweep.local import remember_data
 from icmixup.lab.training.evaluate import evaluation_mode
 from icmixup.lab.training.execution import Execution
+from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Row, Run, write_atomically
-from icmixup.lab.training.step import autocast_dtype, to_device
-from icmixup.lab.training.stored import read_recipe_file
+from icmixup.lab.training.step import to_device
+from icmixup.lab.training.stored import read_run_names
+from icmixup.lab.training.trained import find_run, load_weights
 
 LAMS = tuple(step / 10 for step in range(11))
 
@@ -62,14 +64,14 @@ def analyse_runs(
     """Analyse finished runs: one row per run, choice of test images, and lam.
 
     Args:
-        folders: folders of finished runs, of any datasets, models and methods.
+        folders: folders of finished runs, of any datasets, models and methods, or of comparisons.
         image_seeds: each draws one test image per class; if empty, the first image of each class is used.
 
     Returns:
         Rows with line (a name shared by runs that differ in the seed alone), run, dataset, model, method,
         seed, provenance of the run, image_seed ("first" or a number), and the fields of Point.
     """
-    runs = [find_run(folder) for folder in dict.fromkeys(folders)]
+    runs = [find_run(folder) for folder in expand_comparisons(folders)]
     load = remember_data(Execution(out=Path(), data_dir=data_dir))
     rows: list[Row] = []
     for run, line in zip(runs, line_names([run.recipe for run in runs]), strict=True):
@@ -116,58 +118,49 @@ def line_names(recipes: Sequence[Recipe]) -> list[str]:
     ]
 
 
-def find_run(folder: Path) -> Run:
-    """The finished run in a folder; a ValueError describes the folder if it has none."""
-    path = folder / "recipe.json"
-    if not path.exists():
-        raise ValueError(f"{folder} {describe_folder(folder)}; pass the folder of a finished run")
-    run = Run(folder, read_recipe_file(path))
-    if run.result() is None:
-        done = max((row.get("epoch", 0) for row in run.read_log()), default=0)
-        raise ValueError(
-            f"{folder} is unfinished after {done} of {run.recipe.epochs} epochs; run the command that "
-            "started it again to resume"
-        )
-    return run
-
-
-def describe_folder(folder: Path) -> str:
-    """What a folder without a recipe is."""
-    if not folder.is_dir():
-        return "does not exist"
-    inside = sorted(path.parent.name for path in folder.glob("*/recipe.json"))
-    return f"contains {len(inside)} runs such as {inside[0]}" if inside else "is not the folder of a run"
+def expand_comparisons(folders: Sequence[Path]) -> list[Path]:
+    """Run folders: those given, and the runs of comparisons; plain files, which runs/* matches, are left
+    out."""
+    found: list[Path] = []
+    for folder in folders:
+        path = folder / "comparison.json"
+        if path.exists():
+            found += [folder.parent / name for name in read_run_names(path)]
+        elif not folder.is_file():
+            found.append(folder)
+    return list(dict.fromkeys(found))
 
 
 def load_run_data(run: Run, load: Callable[[Recipe], Dataset]) -> Dataset:
     """The dataset that the run was trained and tested on."""
     try:
-        return load(run.recipe)
+        data = load(run.recipe)
     except (ValueError, OSError) as error:
         raise ValueError(
             f"{run.folder} was trained on {run.recipe.dataset}, which cannot be loaded: {error}; "
             "pass the folder that has it with --data-dir"
         ) from error
+    if run.identity is not None and run.identity.data != data.fingerprint:
+        raise ValueError(
+            f"{run.folder} was trained on other images of {run.recipe.dataset} (fingerprint "
+            f"{run.identity.data}, now {data.fingerprint}); restore them, or pass --data-dir"
+        )
+    return data
 
 
 def load_model(run: Run, data: Dataset, device: torch.device) -> nn.Module:
     """The network with the weights that the run was tested with: averaged weights if the recipe sets ema."""
-    state, refused = run.load(device)
-    if state is None:
-        reason = "; ".join(refused.values()) or f"there is no {run.checkpoints()[0].name}"
-        raise ValueError(f"{run.folder} has no weights to analyse: {reason}")
     recipe, channels = run.recipe, data.test.images.shape[1]
     model = to_device(
         build_model(recipe.model, data.num_classes, channels=channels, seed=recipe.seed), device
     )
     try:
-        model.load_state_dict(state["model" if recipe.ema is None else "average"])
+        return load_weights(run, model)
     except (RuntimeError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"the weights in {run.folder} do not fit {recipe.model} with the {data.num_classes} classes of "
             f"{recipe.dataset}; check that the dataset has not changed since the run"
         ) from error
-    return model
 
 
 def chosen_images(data: Dataset, image_seed: int | None, device: torch.device) -> tuple[Tensor, Tensor]:

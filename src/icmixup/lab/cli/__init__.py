@@ -1,4 +1,4 @@
-"""icmixup compare | train | paper | analyse | data: command-line arguments in, exit code out.
+"""icmixup compare | train | predict | export | paper | analyse | data: arguments in, exit code out.
 
 The flags of all commands are parsed without torch, so that --help and a mistyped flag are answered at once;
 each command imports what it needs.
@@ -22,14 +22,17 @@ seeds and reports, with confidence intervals, which one helps.
 
   icmixup compare                      on scikit-learn's digits, no download needed: minutes
   icmixup compare path/to/images       on a folder of images, one subfolder per class
-  icmixup train                        one run; with no flags, the paper's on CIFAR-100
+  icmixup train path/to/images         one run
+  icmixup predict RUN_FOLDER IMAGES    classes of new images, with probabilities
+  icmixup export RUN_FOLDER            the weights of a run as safetensors
   icmixup paper                        the paper's tables and figures, our results beside them
-  icmixup analyse RUN_FOLDER           what a trained run does with mixed images, as in the paper's last
-  figure icmixup data list                    datasets, and where they are icmixup data get cifar100
-  download a dataset icmixup data check cifar100          validate a dataset
+  icmixup analyse RUN_FOLDER           scores of mixed images, as in the paper's last figure
+  icmixup data list                    datasets, and where they are
+  icmixup data get cifar100            download a dataset
+  icmixup data check cifar100          validate a dataset
 
 `icmixup compare --help` and `icmixup train --help` explain every flag."""
-COMMANDS = ("compare", "train", "paper", "analyse", "data")
+COMMANDS = ("compare", "train", "predict", "export", "paper", "analyse", "data")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -103,29 +106,33 @@ def run_command(args: Sequence[str]) -> int:
         similar = get_close_matches(args[0], COMMANDS, n=1)
         hint = f"did you mean {similar[0]}? " if similar else ""
         raise ValueError(f"unknown command {args[0]!r}; {hint}the commands are {', '.join(COMMANDS)}")
-    from icmixup.lab.cli import analyse, compare, data, paper, train
-    from icmixup.lab.cli.shared import requested_recipe
+    from icmixup.lab.cli import analyse, compare, data, export, paper, predict, train
+    from icmixup.lab.cli.shared import default_recipe, requested_recipe
 
     name = requested_recipe(args)
-    flags = parse(args or ["--help"], name or "quick", name or "paper")
-    if isinstance(flags, compare.CompareFlags):
-        recipe = name or compare.default_recipe(flags)
+    flags = parse(args or ["--help"], name or "quick")
+    if isinstance(flags, compare.CompareFlags | train.TrainFlags):
+        recipe = name or default_recipe(flags.dataset, flags.where.device)
         if recipe != (name or "quick"):  # parsed again with the defaults of that recipe
-            flags = parse(args, recipe, "paper")
-        return compare.run_compare(flags, recipe)
-    if isinstance(flags, train.TrainFlags):
-        return train.run_train(flags)
+            flags = parse(args, recipe)
+        if isinstance(flags, compare.CompareFlags):
+            return compare.run_compare(flags, recipe)
+        return train.run_train(flags, recipe)
     if isinstance(flags, paper.PaperFlags):
         return paper.run_paper(flags)
+    if isinstance(flags, predict.PredictFlags):
+        return predict.run_predict(flags)
+    if isinstance(flags, export.ExportFlags):
+        return export.run_export(flags)
     return analyse.run_analyse(flags) if isinstance(flags, analyse.AnalyseFlags) else data.run_data(flags)
 
 
-def parse(args: Sequence[str], compare_recipe: str, train_recipe: str) -> Any:
-    """The flags of the command that `args` name; the recipes provide the defaults of compare and train."""
+def parse(args: Sequence[str], recipe: str) -> Any:
+    """The flags of the command that `args` name; the recipe provides the defaults of compare and train."""
     import tyro
     from tyro import conf
 
-    from icmixup.lab.cli import analyse, compare, data, paper, train
+    from icmixup.lab.cli import analyse, compare, data, export, paper, predict, train
 
     def command(kind: type, module: Any, default: Any = None) -> Any:
         name = module.__name__.rpartition(".")[2]
@@ -134,8 +141,10 @@ def parse(args: Sequence[str], compare_recipe: str, train_recipe: str) -> Any:
         return Annotated[kind, conf.subcommand(name=name, description=text, **given)]
 
     commands = (
-        command(compare.CompareFlags, compare, compare.compare_defaults(compare_recipe))
-        | command(train.TrainFlags, train, train.train_defaults(train_recipe))
+        command(compare.CompareFlags, compare, compare.compare_defaults(recipe))
+        | command(train.TrainFlags, train, train.train_defaults(recipe))
+        | command(predict.PredictFlags, predict)
+        | command(export.ExportFlags, export)
         | command(paper.PaperFlags, paper)
         | command(analyse.AnalyseFlags, analyse)
         | command(data.DataFlags, data)

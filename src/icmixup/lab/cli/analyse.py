@@ -20,6 +20,7 @@ difference between the scores of the two classes. Runs that differ only in their
 figures. analysis.csv, confidence.png and difference.png are written to the --out folder.
 
   icmixup analyse runs/cifar100.resnet34.mixup.* runs/cifar100.resnet34.ic-mixup.*
+  icmixup analyse runs/digits.small-cnn.quick.1a2b3c          all runs of a comparison
   icmixup analyse runs/* --image-seed 0 1 2 --out analysis/three-choices"""
 
 
@@ -28,7 +29,7 @@ class AnalyseFlags:
     """Show what trained runs do with images between two classes, as in the paper's last figure."""
 
     runs: conf.Positional[tuple[Path, ...]]
-    """Folders of finished runs, of any methods."""
+    """Folders of finished runs, of any methods, or of comparisons."""
     out: Path = Path("analysis")
     """Folder of analysis.csv, confidence.png and difference.png."""
     data_dir: Path = field(default_factory=data_folder)

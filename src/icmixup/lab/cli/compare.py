@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 from tyro import conf
 
@@ -24,19 +24,23 @@ from icmixup.lab.training.recipe import RECIPES, Recipe
 
 if TYPE_CHECKING:
     from icmixup.lab.comparison.compare import Comparison
+    from icmixup.lab.comparison.overview import Overview
     from icmixup.lab.training.execution import Execution
 
+MAX_SEEDS = 10  # by default, with --seeds auto
 SUMMARY = "Train several methods with several seeds on the same images, and report which one helps."
 HELP = f"""{SUMMARY}
 
 Differences are paired by seed and reported with 95 % confidence intervals. After an interruption, the same
-command resumes. The table is printed on standard output, everything else on standard error; comparison.json,
-comparison.csv and comparison.png are written to the --out folder.
+command resumes. The table is printed on standard output, everything else on standard error. Every comparison
+has its own folder in --out, with comparison.json, comparison.csv, comparison.png, per_class.csv, a confusion
+matrix for each method and confused_pairs.csv; runs are shared between comparisons.
 
   icmixup compare digits --per-class 100 --imbalance 0.01      a long tail, in minutes on a laptop
   icmixup compare path/to/images --budget 30m                  as many epochs as fit into half an hour
   icmixup compare cifar100 --fraction 0.1 --methods erm mixup ic-mixup --seeds 5
-  icmixup compare cifar10 --recipe paper --baseline erm        the paper's recipe, differences to ERM"""
+  icmixup compare cifar10 --recipe paper --baseline erm        the paper's recipe, differences to ERM
+  icmixup compare digits --seeds auto --max-seeds 8            as many seeds as it takes to find the best"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +52,18 @@ class CompareFlags(RecipeGroups):
     methods: tuple[str, ...] = ()
     """Methods to compare, separated by spaces or commas; by default a selection for balanced or for
     long-tailed classes."""
-    seeds: int = 3
-    """Number of seeds per method; an interval needs at least two and narrows with more."""
+    seeds: int | Literal["auto"] = 3
+    """Number of seeds per method; an interval needs at least two and narrows with more. auto adds seeds
+    until the best method is found, and drops methods that are clearly behind."""
+    max_seeds: int | None = None
+    """Largest number of seeds per method with --seeds auto, by default 10."""
+    intervals: Literal["both", "seeds"] = "both"
+    """What confidence intervals cover: new seeds and new test images, or new seeds only."""
     baseline: str | None = None
     """Baseline method; by default mixup, or the first method if mixup is not compared."""
     budget: str | None = None
-    """Time for all runs together, for example 90s, 5m or 1h30m: sets the number of epochs that fit."""
+    """Time for all runs together, for example 90s, 5m or 1h30m: sets the number of epochs that fit. With
+    --seeds auto it limits the number of seeds instead, and epochs stay as they are."""
     recipe: RecipeName | None = None
     """Starting point that other flags modify: the paper's recipe, a strong recipe of today, or a quick one
     for a laptop and tiny images. By default quick for digits or without a GPU, otherwise strong."""
@@ -62,13 +72,22 @@ class CompareFlags(RecipeGroups):
     seed: int = 0
     """First seed; a seed determines initial weights, order of images, augmentation and mixing."""
     out: Path = Path("runs")
-    """Folder of all runs, and of comparison.json, .csv and .png."""
+    """Folder of all runs and comparisons."""
+    name: str | None = None
+    """Name of the comparison's folder in --out; by default made from data, model and recipe."""
     where: Where = field(default_factory=Where)
     concurrency: Concurrency = field(default_factory=Concurrency)
 
     def shared_recipe(self) -> Recipe:
         """What all runs of the comparison share."""
         return join_groups(self, dataset=self.dataset, model=self.model, method="mixup", seed=self.seed)
+
+    def most_seeds(self) -> int:
+        return MAX_SEEDS if self.max_seeds is None else self.max_seeds
+
+    def seed_range(self) -> range:
+        """The seeds of the comparison; with --seeds auto those that it may use."""
+        return range(self.seed, self.seed + (self.most_seeds() if self.seeds == "auto" else self.seeds))
 
     def execution(self) -> Execution:
         return make_execution(self.out, self.where, self.concurrency)
@@ -82,36 +101,26 @@ def compare_defaults(recipe: str) -> CompareFlags:
     return CompareFlags(model=RECIPES[recipe].model, **groups_of(RECIPES[recipe]))
 
 
-def default_recipe(flags: CompareFlags) -> str:
-    """The recipe that suits the data and the machine."""
-    if flags.dataset == "digits" or flags.where.device == "cpu":
-        return "quick"
-    import torch
-
-    return "strong" if torch.cuda.is_available() else "quick"
-
-
 def run_compare(flags: CompareFlags, recipe_name: str) -> int:
     """Train, compare, print the table, write the files."""
     named = check_compare(flags)
     from icmixup.lab.cli.data import load_data
     from icmixup.lab.comparison.compare import (
-        compare,
+        comparison_folder,
+        comparison_name,
         comparison_recipes,
         default_methods,
-        delete_runs,
         pick_baseline,
     )
+    from icmixup.lab.comparison.overview import describe_comparison
     from icmixup.lab.models import find_builder
-    from icmixup.lab.sweep import find_finished
-    from icmixup.lab.sweep.budget import work
+    from icmixup.lab.sweep import delete_runs, describe_reuse, find_finished
     from icmixup.lab.sweep.local import count_workers
-    from icmixup.lab.sweep.progress import Display
     from icmixup.lab.training.loop import check_sizes
     from icmixup.lab.training.ranks import pick_device
 
     recipe, execution = flags.shared_recipe(), flags.execution()
-    seeds = range(flags.seed, flags.seed + flags.seeds)
+    seeds, adaptive = flags.seed_range(), flags.seeds == "auto"
     device = pick_device(execution.device)
     find_builder(recipe.model)  # a mistyped name is reported before the data is read
     data = load_data(recipe, execution.data_dir)
@@ -119,23 +128,96 @@ def run_compare(flags: CompareFlags, recipe_name: str) -> int:
     methods = named or default_methods(data.class_counts)
     concurrent = count_workers(len(methods) * len(seeds), execution.device, execution.workers)
     execution = dataclasses.replace(execution, dataset=data)
-    if flags.budget is not None:
+    if flags.budget is not None and not adaptive:
         recipe = fit_budget(recipe, methods, flags, dataclasses.replace(execution, concurrent=concurrent))
     recipes = comparison_recipes(recipe, methods, seeds)
     if flags.where.fresh:
-        delete_runs(flags.out, recipes)
+        delete_runs(recipes, execution)
+    baseline = pick_baseline(methods, flags.baseline)
+    named_seeds = ("auto", *seeds) if adaptive else seeds
+    name = comparison_name(recipe, recipe_name, methods, named_seeds, baseline, data.fingerprint)
+    folder = comparison_folder(flags.out, name if flags.name is None else flags.name)
     where = device.type if execution.engine == "local" else "Ray"
-    several = f", {concurrent} concurrently" if concurrent > 1 and execution.engine == "local" else ""
-    print_note(
-        f"recipe {recipe_name}: {recipe.model}, {count(recipe.epochs, 'epoch')} of "
-        f"{count(len(data.train), 'image')}, on {where}; {count(len(methods), 'method')} x "
-        f"{count(len(seeds), 'seed')}{several}, in {flags.out}"
+    several = f", {concurrent} runs concurrently" if concurrent > 1 and execution.engine == "local" else ""
+    finished = find_finished(recipes, execution)
+    timed = dataclasses.replace(execution, concurrent=concurrent)
+    overview = describe_comparison(
+        recipe,
+        data,
+        methods,
+        seeds,
+        recipe_name=recipe_name,
+        where=where + several,
+        seconds=estimate_time(recipe, methods, len(recipes) - len(finished), timed),
+        adaptive=adaptive,
     )
-    console, finished = stderr_console(), find_finished(recipes, flags.out)
-    with Display(recipes, console, work=work, finished=finished) as display:
-        baseline = pick_baseline(methods, flags.baseline)
-        comparison = compare(recipe, methods, seeds, baseline, execution=execution, display=display)
-    return report(comparison, flags.out) if is_first_rank() else 0
+    print_overview(overview, folder, describe_reuse(recipes, execution))
+    comparison = train_and_compare(flags, recipe, methods, baseline, execution)
+    if not is_first_rank():
+        return 0
+    comparison = dataclasses.replace(comparison, overview=overview.as_json())
+    return report(comparison, folder, flags.out, data.class_counts.tolist())
+
+
+def train_and_compare(
+    flags: CompareFlags, recipe: Recipe, methods: Sequence[str], baseline: str, execution: Execution
+) -> Comparison:
+    """Train with a fixed number of seeds, or with as many as it takes."""
+    from icmixup.lab.comparison.adaptive import compare_adaptively
+    from icmixup.lab.comparison.compare import compare, comparison_recipes
+    from icmixup.lab.sweep import find_finished
+    from icmixup.lab.sweep.budget import parse_budget, work
+    from icmixup.lab.sweep.progress import Display
+
+    def show(recipes: Sequence[Recipe]) -> Display:
+        finished = find_finished(recipes, execution)
+        return Display(recipes, stderr_console(), work=work, finished=finished)
+
+    seeds, intervals = flags.seed_range(), flags.intervals
+    if flags.seeds != "auto":
+        with show(comparison_recipes(recipe, methods, seeds)) as display:
+            return compare(
+                recipe, methods, seeds, baseline, execution=execution, display=display, intervals=intervals
+            )
+    seconds = None if flags.budget is None else parse_budget(flags.budget)
+    comparison = compare_adaptively(
+        recipe,
+        methods,
+        seeds,
+        baseline,
+        execution=execution,
+        show=show,
+        intervals=intervals,
+        seconds=seconds,
+    )
+    print_note(f"stopped after {count(len(comparison.seeds), 'seed')}: {comparison.stop}")
+    return comparison
+
+
+def estimate_time(recipe: Recipe, methods: Sequence[str], runs: int, execution: Execution) -> float | None:
+    """Seconds for the remaining runs, None where a trial on this machine cannot tell."""
+    from icmixup.lab.sweep.budget import estimate_seconds, slowest
+    from icmixup.lab.training.loop import check_sizes
+    from icmixup.lab.training.ranks import world_size
+
+    if not runs:
+        return 0.0
+    # A trial would take as long as compiling, and under torchrun all ranks would have to stop together.
+    if recipe.compile or execution.engine == "ray" or world_size() > 1:
+        return None
+    assert execution.dataset is not None
+    check_sizes(recipe, execution.dataset)
+    return estimate_seconds(recipe, slowest(methods), runs, execution)
+
+
+def print_overview(overview: Overview, folder: Path, notes: Sequence[str]) -> None:
+    """Print what is compared, where the result will be, and what could make it less useful."""
+    for what, value in (*overview.lines(), ("folder", str(folder))):
+        print_note(f"{what + ':':<14}{value}")
+    for warning in overview.warnings:
+        print_note(f"warning: {warning}")
+    for note in notes:
+        print_note(note)
 
 
 def fit_budget(recipe: Recipe, methods: Sequence[str], flags: CompareFlags, execution: Execution) -> Recipe:
@@ -143,6 +225,7 @@ def fit_budget(recipe: Recipe, methods: Sequence[str], flags: CompareFlags, exec
     from icmixup.lab.sweep.budget import parse_budget, plan_epochs
 
     assert flags.budget is not None
+    assert flags.seeds != "auto"
     print_note(f"measuring the time of an epoch, for a budget of {flags.budget}")
     seconds = parse_budget(flags.budget)
     epochs = plan_epochs(recipe, methods, flags.seeds, seconds, execution, remeasure=flags.where.fresh)
@@ -156,8 +239,7 @@ def check_compare(flags: CompareFlags) -> tuple[str, ...]:
     from icmixup.lab.sweep.budget import parse_budget
     from icmixup.lab.training.ranks import world_size
 
-    if flags.seeds < 1:
-        raise ValueError(f"--seeds must be at least 1, got {flags.seeds}")
+    check_seeds(flags)
     if world_size() > 1 and (flags.budget is not None or flags.where.fresh):
         raise ValueError(
             "--budget and --fresh are not available under torchrun; use --epochs, or another --out folder"
@@ -175,17 +257,35 @@ def check_compare(flags: CompareFlags) -> tuple[str, ...]:
     return named
 
 
-def report(comparison: Comparison, out: Path) -> int:
+def check_seeds(flags: CompareFlags) -> None:
+    """Raise a ValueError for a number of seeds that cannot be used."""
+    from icmixup.lab.comparison.correction import error_at_looks
+    from icmixup.lab.training.ranks import world_size
+
+    if flags.seeds != "auto":
+        if flags.seeds < 1:
+            raise ValueError(f"--seeds must be at least 1, got {flags.seeds}")
+        if flags.max_seeds is not None:
+            raise ValueError(f"--max-seeds {flags.max_seeds} needs --seeds auto, got --seeds {flags.seeds}")
+        return
+    error_at_looks(flags.most_seeds())
+    if world_size() > 1:
+        raise ValueError("--seeds auto is not available under torchrun; use a number of seeds")
+
+
+def report(comparison: Comparison, folder: Path, runs: Path, class_counts: Sequence[int]) -> int:
     """Write the files of a comparison and print its table."""
+    from icmixup.lab.comparison.classes import write_class_files
     from icmixup.lab.comparison.compare import write_comparison
     from icmixup.lab.comparison.figure import plot_comparison, write_png
     from icmixup.lab.comparison.table import print_comparison, stdout_console
 
-    paths: list[Any] = [*write_comparison(comparison, out)]
+    paths = [*write_comparison(comparison, folder)]
     if comparison.rows:
-        paths.append(write_png(plot_comparison(comparison), out / "comparison.png"))
+        paths.append(write_png(plot_comparison(comparison), folder / "comparison.png"))
+        paths += write_class_files(folder, runs, comparison.rows, comparison.methods, class_counts)
     print_comparison(comparison, stdout_console())
-    print_note("written: " + ", ".join(str(path) for path in paths))
+    print_note(f"written to {folder}: " + ", ".join(path.name for path in paths))
     if not comparison.rows:
         raise ValueError(comparison.verdict)
     for failure in comparison.failures:

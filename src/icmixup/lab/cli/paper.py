@@ -70,6 +70,9 @@ class PaperFlags:
     """Folder of all runs."""
     data_dir: Path = field(default_factory=data_folder)
     """Folder of datasets; the environment variable ICMIXUP_DATA sets the default."""
+    reuse: Flag = False
+    """Also use runs of another version of icmixup, kind of device or precision, if images, network and recipe
+    agree."""
     debug: Flag = False
     """Show a traceback with an error."""
 
@@ -81,6 +84,7 @@ class PaperFlags:
             workers=self.workers,
             engine=self.engine,
             address=self.address,
+            reuse=self.reuse,
         )
 
 
@@ -131,7 +135,7 @@ def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Result
         seconds_per_work,
     )
     from icmixup.lab.paper.results import append_rows, check_file
-    from icmixup.lab.sweep import find_finished, run_recipes
+    from icmixup.lab.sweep import describe_reuse, find_finished, run_recipes
     from icmixup.lab.sweep.budget import work
     from icmixup.lab.sweep.progress import Display
     from icmixup.lab.training.ranks import pick_device
@@ -146,12 +150,14 @@ def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Result
         raise ValueError("; ".join(missing))
     for sentence in (*missing, *describe_stand_ins(plan)):
         print_note(sentence)
+    for sentence in describe_reuse(plan.recipes, flags.execution()):
+        print_note(sentence)
     check_file(flags.results, plan.recipes)
     display = Display(
         plan.recipes,
         stderr_console(),
         work=work,
-        finished=find_finished(plan.recipes, flags.out),
+        finished=find_finished(plan.recipes, flags.execution()),
         seconds_each=seconds_per_work(index, provenance(pick_device(flags.device))["device"]),
         title=attrgetter("title"),
     )

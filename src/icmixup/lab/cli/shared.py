@@ -28,7 +28,7 @@ from icmixup.lab.training.recipe import (
 
 Flag = conf.FlagCreatePairsOff[bool]
 RecipeName = Literal["paper", "strong", "quick"]
-Group = TypeVar("Group")
+Fields = TypeVar("Fields")
 
 
 def data_folder() -> Path:
@@ -47,6 +47,9 @@ class Where:
     """Also send curves to tensorboard, wandb, or both."""
     fresh: Flag = False
     """Delete existing results of these runs and start over."""
+    reuse: Flag = False
+    """Also use runs of another version of icmixup, kind of device or precision, if images, network and recipe
+    agree."""
     debug: Flag = False
     """Show a traceback with an error."""
 
@@ -74,7 +77,6 @@ class RecipeGroups:
     numerics: Numerics = field(default_factory=Numerics)
 
 
-GROUPS = {entry.name: entry for entry in dataclasses.fields(RecipeGroups)}
 GROUP_TYPES: dict[str, type] = {
     "data": Subset,
     "optimisation": Optimisation,
@@ -89,7 +91,7 @@ def groups_of(recipe: Recipe) -> dict[str, Any]:
     return {name: take_fields(kind, recipe) for name, kind in GROUP_TYPES.items()}
 
 
-def take_fields(kind: type[Group], source: object) -> Group:
+def take_fields(kind: type[Fields], source: object) -> Fields:
     """An instance of a dataclass with the values that `source` has under the same names."""
     names = [entry.name for entry in dataclasses.fields(kind)]  # type: ignore[arg-type]
     return kind(**{name: getattr(source, name) for name in names})
@@ -112,6 +114,7 @@ def make_execution(out: Path, where: Where, concurrency: Concurrency | None = No
         data_dir=where.data_dir,
         device=where.device,
         trackers=where.trackers,
+        reuse=where.reuse,
         **dataclasses.asdict(concurrency),
     )
 
@@ -122,3 +125,12 @@ def requested_recipe(args: Sequence[str]) -> str | None:
     ahead.add_argument("--recipe", nargs="?")
     name: str | None = ahead.parse_known_args(args)[0].recipe
     return name if name in RECIPES else None  # tyro rejects any other value
+
+
+def default_recipe(dataset: str, device: str | None) -> str:
+    """The named recipe that suits the data and the machine."""
+    if dataset == "digits" or device == "cpu":
+        return "quick"
+    import torch
+
+    return "strong" if torch.cuda.is_available() else "quick"

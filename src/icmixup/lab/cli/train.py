@@ -6,29 +6,55 @@ import dataclasses
 import functools
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+from tyro import conf
 
 from icmixup.lab.cli.shared import RecipeGroups, RecipeName, Where, groups_of, join_groups, make_execution
-from icmixup.lab.cli.terminal import is_first_rank, stderr_console
-from icmixup.lab.training.recipe import RECIPES, Recipe, Task
+from icmixup.lab.cli.terminal import count, is_first_rank, print_note, stderr_console
+from icmixup.lab.training.recipe import RECIPES, Recipe
 
-SUMMARY = "Train one run; with no flags, the paper's on CIFAR-100."
+SUMMARY = "Train one run on a dataset or a folder of images."
 HELP = """Train one run, in its own folder under --out. After an interruption, the same command resumes.
 
-  icmixup train --dataset cifar100 --fraction 0.1 --model resnet34 --method ic-mixup --seed 1
-  icmixup train --recipe strong --dataset cifar10 --method ic-mixup-cutmix
-  torchrun --nproc-per-node 8 -m icmixup train --dataset path/to/images --batch-size 1024"""
+  icmixup train path/to/images --method ic-mixup
+  icmixup train cifar100 --fraction 0.1 --model resnet34 --method ic-mixup --seed 1
+  icmixup train cifar100 --recipe paper                        the paper's run
+  torchrun --nproc-per-node 8 -m icmixup train path/to/images --batch-size 1024"""
+
+
+FIRST_LINES = 5.0  # seconds between lines of progress at first, where there is no terminal
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainFlags(RecipeGroups, Task):
-    """Train one run; with no flags, the paper's on CIFAR-100."""
+class TrainFlags(RecipeGroups):
+    """Train one run on a dataset or a folder of images."""
 
+    data_name: Annotated[conf.Positional[str | None], conf.arg(metavar="DATA")] = None
+    """digits, cifar10, cifar100, cifair10, cifair100, a folder of images, or hf:owner/name; digits by
+    default."""
+    dataset_flag: Annotated[str | None, conf.arg(name="dataset")] = None
+    """The same as DATA."""
+    model: str = "resnet34"
+    """resnet18, resnet34, resnet50, resnet32, wrn16-8, small-cnn, or any timm model name."""
+    method: str = "ic-mixup"
+    """A row of the table of methods: erm, mixup, ic-mixup, ..."""
+    seed: int = 0
+    """Seed of initial weights, order of images, augmentation and mixing."""
     recipe: RecipeName | None = None
-    """Starting point that other flags modify: the paper's recipe (default), a strong recipe of today, or a
-    quick one for a laptop and tiny images."""
+    """Starting point that other flags modify: the paper's recipe, a strong recipe of today, or a quick one
+    for a laptop and tiny images. By default quick for digits or without a GPU, otherwise strong."""
     out: Path = Path("runs")
     """Folder of all runs."""
     where: Where = field(default_factory=Where)
+
+    @property
+    def dataset(self) -> str:
+        if self.data_name is not None and self.dataset_flag not in (None, self.data_name):
+            raise ValueError(
+                f"DATA is {self.data_name!r} but --dataset is {self.dataset_flag!r}; pass only one of them"
+            )
+        return self.data_name or self.dataset_flag or "digits"
 
     def run_recipe(self) -> Recipe:
         return join_groups(self, dataset=self.dataset, model=self.model, method=self.method, seed=self.seed)
@@ -36,34 +62,40 @@ class TrainFlags(RecipeGroups, Task):
 
 def train_defaults(recipe: str) -> TrainFlags:
     """The flags with the values of a named recipe as defaults."""
-    start = RECIPES[recipe]
-    task = {entry.name: getattr(start, entry.name) for entry in dataclasses.fields(Task)}
-    return TrainFlags(**task, **groups_of(start))
+    return TrainFlags(model=RECIPES[recipe].model, **groups_of(RECIPES[recipe]))
 
 
-def run_train(flags: TrainFlags) -> int:
+def run_train(flags: TrainFlags, recipe_name: str) -> int:
     """Train, and print one line."""
     recipe = flags.run_recipe()
     from icmixup.lab.cli.data import load_data
-    from icmixup.lab.comparison.compare import delete_runs
     from icmixup.lab.models import find_builder
-    from icmixup.lab.sweep import find_finished
+    from icmixup.lab.sweep import delete_runs, describe_reuse, find_finished
     from icmixup.lab.sweep.progress import Display
     from icmixup.lab.training.loop import train
     from icmixup.lab.training.ranks import pick_device, world_size
 
     if world_size() > 1 and flags.where.fresh:
         raise ValueError("--fresh is not available under torchrun; use another --out folder")
-    pick_device(flags.where.device)
+    device = pick_device(flags.where.device)
     find_builder(recipe.model)  # a mistyped name is reported before the data is read
     data = load_data(recipe, flags.where.data_dir)
     execution = dataclasses.replace(make_execution(flags.out, flags.where), dataset=data)
     if flags.where.fresh:
-        delete_runs(flags.out, [recipe])
-    with Display([recipe], stderr_console(), finished=find_finished([recipe], flags.out)) as display:
+        delete_runs([recipe], execution)
+    for note in describe_reuse([recipe], execution):
+        print_note(note)
+    print_note(
+        f"recipe {recipe_name}: {recipe.method} with {recipe.model}, {count(recipe.epochs, 'epoch')} of "
+        f"{count(len(data.train), 'image')} of {recipe.dataset}, on {device.type}"
+    )
+    finished = find_finished([recipe], execution)
+    with Display([recipe], stderr_console(), finished=finished, quiet_seconds=FIRST_LINES) as display:
         row = train(recipe, execution, functools.partial(display.update, recipe))
         display.finish(row)
     if is_first_rank():
         epochs = f"epoch {recipe.epochs}/{recipe.epochs}"
-        print(f"{flags.out / recipe.name}  {epochs}  loss {row['loss']:.3f}  accuracy {row['accuracy']:.1f}")
+        print(
+            f"{flags.out / row['folder']}  {epochs}  loss {row['loss']:.3f}  accuracy {row['accuracy']:.1f}"
+        )
     return 0

@@ -1,6 +1,7 @@
 """Methods x seeds on the same images and the same initial weights: runs, statistics, a verdict, files.
 
-comparison.json    accuracies and metrics by method and seed; the recipe, every row, the verdict
+comparison.json    what was compared; accuracies and metrics by method and seed; the recipe, every row, the
+                   verdict
 comparison.csv     one row per run
 """
 
@@ -8,21 +9,26 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import hashlib
 import io
 import json
-import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
-from icmixup.lab.comparison.statistics import Standing, footnote, rank_methods, verdict
+from icmixup._checks import check_choice
+from icmixup.lab.comparison.statistics import Correct, Look, Standing, rank_methods, take_look
+from icmixup.lab.comparison.variance import Sample
+from icmixup.lab.comparison.verdict import footnote, verdict
 from icmixup.lab.sweep import run_recipes
 from icmixup.lab.sweep.progress import Display
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.lock import lock_folder
+from icmixup.lab.training.predictions import read_predictions
+from icmixup.lab.training.ranks import rank
 from icmixup.lab.training.recipe import Recipe, read_recipe
 from icmixup.lab.training.run_folder import Row, write_atomically
 from icmixup.methods import find_method
@@ -39,6 +45,8 @@ LONG_TAIL_METHODS = (
     "balanced-mixup",
     "ic-mixup-centred",
 )
+INTERVALS = ("both", "seeds")
+NO_PREDICTIONS = "no predictions of test images"
 LONG_TAIL_RATIO = 2  # of the largest to the smallest class, from which on class sizes matter
 
 
@@ -63,6 +71,10 @@ class Comparison:
     standings: tuple[Standing, ...]  # highest accuracy first
     verdict: str
     footnote: str
+    looks: tuple[Look, ...]  # what the standings and the verdict were computed from
+    seeds_only: str = ""  # why intervals do not account for test images, if they do not
+    stop: str = ""  # why --seeds auto added no more seeds
+    overview: Mapping[str, object] = field(default_factory=dict)  # what was compared, as JSON
 
 
 def compare(
@@ -73,6 +85,7 @@ def compare(
     *,
     execution: Execution,
     display: Display | None = None,
+    intervals: str = "both",
 ) -> Comparison:
     """Train every method with every seed, and compare their accuracies seed by seed.
 
@@ -84,9 +97,21 @@ def compare(
         recipe: everything but method and seed.
         baseline: method that differences refer to; see pick_baseline.
         display: shows the progress of every run.
+        intervals: "both" covers new seeds and new test images, "seeds" covers new seeds.
     """
     methods = check_methods(methods)
     baseline = pick_baseline(methods, baseline)
+    check_choice("intervals", intervals, INTERVALS)
+    rows, failures = train_all(comparison_recipes(recipe, methods, seeds), execution, display)
+    correct, seeds_only = read_correct(rows, execution.out, intervals)
+    looks = [take_look(rows, methods, seeds, correct)]
+    return summarise(recipe, methods, seeds, baseline, rows, failures, looks=looks, seeds_only=seeds_only)
+
+
+def train_all(
+    recipes: Sequence[Recipe], execution: Execution, display: Display | None
+) -> tuple[list[Row], list[Failure]]:
+    """The rows of all runs that finished, and the runs that have none."""
     failures: list[Failure] = []
 
     def fail(failed: Recipe, reason: str) -> None:
@@ -95,13 +120,34 @@ def compare(
             display.fail(failed, reason)
 
     rows = run_recipes(
-        comparison_recipes(recipe, methods, seeds),
+        recipes,
         execution,
         on_row=None if display is None else display.finish,
         on_progress=None if display is None else display.update,
         on_failure=fail,
     )
-    return summarise(recipe, methods, seeds, baseline, rows, failures)
+    return rows, failures
+
+
+def read_correct(rows: Sequence[Row], runs: Path, intervals: str = "both") -> tuple[Correct | None, str]:
+    """Whether each run is right about each test image; None, and the reason, if that cannot be used.
+
+    Args:
+        runs: folder that contains the run folders of `rows`.
+        intervals: "seeds" does without.
+    """
+    if intervals == "seeds":
+        return None, "--intervals seeds"
+    if rank() > 0:  # only the first rank reports, and files may not be visible to others yet
+        return None, NO_PREDICTIONS
+    try:
+        found = {(row["method"], row["seed"]): read_predictions(runs / row["folder"]) for row in rows}
+    except (KeyError, ValueError) as error:
+        return None, f"{NO_PREDICTIONS}: {error}" if isinstance(error, ValueError) else NO_PREDICTIONS
+    tested = {(one.labels.tobytes(), one.file_names) for one in found.values()}
+    if len(tested) > 1:
+        return None, "runs were tested on different images"
+    return {run: predictions.correct for run, predictions in found.items()}, ""
 
 
 def summarise(
@@ -111,9 +157,23 @@ def summarise(
     baseline: str,
     rows: Sequence[Row],
     failures: Sequence[Failure] = (),
+    overview: Mapping[str, object] | None = None,
+    *,
+    looks: Sequence[Look] | None = None,
+    seeds_only: str = "",
+    stop: str = "",
 ) -> Comparison:
-    """A comparison from the rows of its runs."""
-    standings = rank_methods(rows, methods, seeds, baseline)
+    """A comparison from the rows of its runs.
+
+    Args:
+        looks: as statistics.take_look returns them; by default one, which covers seeds alone.
+        seeds_only: why test images are not accounted for, if they are not.
+        stop: why --seeds auto added no more seeds.
+    """
+    looks = looks or [take_look(rows, methods, seeds)]
+    if not any(sample.images for sample in looks[-1].samples.values()):
+        seeds_only = seeds_only or NO_PREDICTIONS
+    standings = rank_methods(rows, methods, seeds, baseline, looks)
     return Comparison(
         recipe=dataclasses.replace(recipe, method=baseline, seed=seeds[0]),
         methods=tuple(methods),
@@ -122,8 +182,12 @@ def summarise(
         rows=tuple(rows),
         failures=tuple(failures),
         standings=standings,
-        verdict=verdict(standings, baseline),
-        footnote=footnote(standings, baseline),
+        verdict=verdict(standings, baseline, looks),
+        footnote=footnote(standings, baseline, looks, seeds_only),
+        looks=tuple(looks),
+        seeds_only=seeds_only,
+        stop=stop,
+        overview=overview or {},
     )
 
 
@@ -168,12 +232,33 @@ def default_methods(class_counts: Tensor) -> tuple[str, ...]:
     return LONG_TAIL_METHODS if uneven else EVEN_METHODS
 
 
-def delete_runs(root: Path, recipes: Sequence[Recipe]) -> None:
-    """Delete existing results of these runs."""
-    for recipe in recipes:
-        if (root / recipe.name).exists():
-            with lock_folder(root / recipe.name, wait=False):
-                shutil.rmtree(root / recipe.name)
+def comparison_name(
+    recipe: Recipe,
+    recipe_name: str,
+    methods: Sequence[str],
+    seeds: Sequence[int | str],
+    baseline: str,
+    data: str,
+) -> str:
+    """A folder name of a comparison: data, model and recipe, and a key of everything else that defines it.
+
+    Args:
+        seeds: with "auto" among them if they are added one by one.
+        data: fingerprint of the images.
+    """
+    plain = dataclasses.replace(recipe, dataset="", method="erm", seed=0)
+    parts = json.dumps([plain.key, list(methods), list(seeds), baseline, data])
+    key = hashlib.sha256(parts.encode()).hexdigest()[:6]
+    return f"{recipe.data_title}.{recipe.model.replace('/', '-')}.{recipe_name}.{key}"
+
+
+def comparison_folder(out: Path, name: str) -> Path:
+    """out / name; a ValueError if the name is not that of a folder, or is taken by a run."""
+    if name in ("", ".", "..") or Path(name).name != name:
+        raise ValueError(f"--name must be the name of a folder, without / or .., got {name!r}")
+    if (out / name / "recipe.json").exists() or (out / name).is_file():
+        raise ValueError(f"--name {name!r} is taken by a run or a file in {out}; use another name")
+    return out / name
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> tuple[Path, Path]:
@@ -195,6 +280,10 @@ def read_comparison(path: Path) -> Comparison:
         stored["baseline"],
         stored["runs"],
         [Failure(**failure) for failure in stored["failures"]],
+        stored.get("overview", {}),
+        looks=[read_look(look) for look in stored["looks"]] if "looks" in stored else None,
+        seeds_only=stored.get("seeds_only", ""),
+        stop=stored.get("stop", ""),
     )
 
 
@@ -207,10 +296,32 @@ def comparison_as_json(comparison: Comparison) -> dict[str, object]:
         "baseline": comparison.baseline,
         "seeds": comparison.seeds,
         "methods": {standing.method: standing_as_json(standing) for standing in standings},
+        "overview": dict(comparison.overview),
         "recipe": comparison.recipe.fields(),
         "failures": [failure._asdict() for failure in comparison.failures],
+        "looks": [look_as_json(look) for look in comparison.looks],
+        "seeds_only": comparison.seeds_only,
+        "stop": comparison.stop,
         "runs": comparison.rows,
     }
+
+
+def look_as_json(look: Look) -> dict[str, object]:
+    """The numbers that intervals and verdict follow from, to compute them without predictions."""
+    pairs = [
+        {"first": first, "second": second, **{name: float(value) for name, value in sample._asdict().items()}}
+        for (first, second), sample in look.samples.items()
+    ]
+    return look._asdict() | {"samples": pairs}
+
+
+def read_look(stored: dict[str, Any]) -> Look:
+    """The look that look_as_json wrote."""
+    samples = {
+        (pair["first"], pair["second"]): Sample(*(np.asarray(pair[name]) for name in Sample._fields))
+        for pair in stored["samples"]
+    }
+    return Look(**(stored | {"samples": samples}))
 
 
 def standing_as_json(standing: Standing) -> dict[str, object]:
@@ -220,6 +331,9 @@ def standing_as_json(standing: Standing) -> dict[str, object]:
         "mean": standing.mean,
         "std": standing.std,
         "difference": None if difference is None else dataclasses.asdict(difference),
+        "to_best": None if standing.to_best is None else dataclasses.asdict(standing.to_best),
+        "in_best_group": standing.in_best_group,
+        "stopped_after": standing.stopped_after,
         "metrics": dict(standing.metrics),
     }
 

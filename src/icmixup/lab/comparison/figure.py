@@ -44,10 +44,10 @@ def plot_comparison(comparison: Comparison) -> Figure:
 
 def caption(comparison: Comparison) -> str:
     recipe = comparison.recipe
-    data = recipe.name.split(f".{recipe.model.replace('/', '-')}.")[0]
+    data = recipe.title.split(f".{recipe.model.replace('/', '-')}.")[0]
     return (
         f"{data}, {recipe.model}, {recipe.epochs} epochs. Small dots: seeds. Orange: Infinite Class methods. "
-        "Intervals cover variation between seeds."
+        f"Intervals cover new {'seeds' if comparison.seeds_only else 'seeds and test images'}."
     )
 
 

@@ -1,17 +1,24 @@
-"""Statistics of a comparison: means, paired differences to a baseline, intervals, and a verdict."""
+"""Statistics of a comparison: differences of all pairs of methods, their intervals, and the best group."""
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import fmean, stdev
+from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+from icmixup.lab.comparison.correction import ERROR, pair_p_values
+from icmixup.lab.comparison.variance import Sample, crossed_sample, margin, p_value, seed_sample
 from icmixup.lab.training.run_folder import Row
 from icmixup.methods import find_method
 
-CONFIDENCE_LEVEL = 0.95
+CONFIDENCE_LEVEL = 1 - ERROR
 MEASURES = (
     "many",
     "medium",
@@ -20,12 +27,23 @@ MEASURES = (
     "nll_scaled",
     "calibration_error",
     "calibration_error_scaled",
+    "adaptive_calibration_error",
+    "brier_score",
+    "risk_coverage_area",
+    "coverage_at_5_risk",
     "fitted_temperature",
     "loss",
     "minutes",
     "images_per_second",
 )
 """Columns of a row, besides its accuracy, that are averaged over seeds."""
+
+
+Correct = Mapping[tuple[str, int], npt.NDArray[np.bool_]]
+"""(N,) whether a run is right about each test image, by method and seed."""
+Pair = tuple[str, str]
+# With this little of the variance due to seeds, more of them narrow an interval by at most 5 %.
+FEW_SEED_VARIANCE = 0.1
 
 
 @dataclass(frozen=True)
@@ -36,21 +54,28 @@ class Difference:
     pairs: int  # seeds for which both methods have a result
     low: float | None = None  # ends of the 95 % confidence interval; None if it is undefined
     high: float | None = None
-    p: float | None = None  # two-sided paired t-test
-    p_corrected: float | None = None  # Holm correction over all methods of the comparison
+    p: float | None = None  # two-sided, of this pair alone
+    p_corrected: float | None = None  # for all pairs and all looks of the comparison
 
     @property
     def above(self) -> bool:
-        return self.low is not None and self.low > 0
+        return self.clear and self.mean > 0
 
     @property
     def below(self) -> bool:
-        return self.high is not None and self.high < 0
+        return self.clear and self.mean < 0
 
     @property
     def clear(self) -> bool:
-        """Whether the confidence interval excludes 0."""
-        return self.above or self.below
+        """Whether the interval excludes 0, and the p-value that is corrected for other pairs is below 5 %."""
+        if self.low is None or self.high is None or self.low <= 0 <= self.high:
+            return False
+        return self.p_corrected is None or self.p_corrected < ERROR
+
+    def reversed(self) -> Difference:
+        """The second method minus the first."""
+        low, high = (None if end is None else -end for end in (self.high, self.low))
+        return Difference(-self.mean, self.pairs, low, high, self.p, self.p_corrected)
 
     def __str__(self) -> str:
         if self.low is None or self.high is None:
@@ -66,6 +91,15 @@ class Standing:
     accuracies: tuple[float | None, ...]  # by seed; None where the run has no result
     metrics: Mapping[str, tuple[float | None, ...]]  # each of MEASURES, by seed
     difference: Difference | None = None  # to the baseline; None for the baseline itself
+    to_best: Difference | None = None  # to the method with the highest accuracy; None for that one
+    in_best_group: bool = False  # not clearly behind any method
+    stopped_after: int | None = None  # seeds after which it got no more, with --seeds auto
+
+    @property
+    def failed(self) -> int:
+        """Number of runs that were started and have no result."""
+        started = len(self.accuracies) if self.stopped_after is None else self.stopped_after
+        return started - len(self.finished)
 
     @property
     def finished(self) -> tuple[float, ...]:
@@ -90,6 +124,24 @@ class Standing:
         return fmean(values) if values else None
 
 
+class Look(NamedTuple):
+    """What is known after a number of seeds, and the error that claims at this point may have."""
+
+    seeds: int
+    error: float
+    means: dict[str, float]  # accuracy of each method that has a result
+    samples: dict[Pair, Sample]  # first method minus second, in the order of the methods
+
+
+class Decision(NamedTuple):
+    """Which methods may be the best, after one or several looks."""
+
+    group: tuple[str, ...]  # methods not clearly behind any other
+    stopped: dict[str, int]  # the others, and the seeds after which they were clearly behind
+    p_corrected: dict[Pair, float]
+    limited_by_images: bool  # more seeds would hardly narrow an interval
+
+
 def without_none(values: Sequence[float | None]) -> tuple[float, ...]:
     return tuple(value for value in values if value is not None)
 
@@ -109,151 +161,150 @@ def paired_difference(
     """
     pairs = zip(accuracies, baseline, strict=True)
     gaps = [own - reference for own, reference in pairs if own is not None and reference is not None]
-    if not gaps:
-        return None
-    mean, count = fmean(gaps), len(gaps)
-    if count < 2 or (error := stdev(gaps) / math.sqrt(count)) < 1e-9:
-        return Difference(mean, count)
-    # Imported here because importing SciPy takes longer than `icmixup --help`.
-    from scipy.stats import t as student
-
-    margin = float(student.ppf((1 + CONFIDENCE_LEVEL) / 2, count - 1)) * error
-    p = float(2 * student.sf(abs(mean) / error, count - 1))
-    return Difference(mean, count, mean - margin, mean + margin, p)
+    return describe_sample(seed_sample(np.array(gaps))) if gaps else None
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction (1979): the k-th smallest of m p-values times m - k + 1, kept monotone."""
-    corrected = [0.0] * len(p_values)
-    highest = 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        corrected[index] = highest
-    return corrected
+def is_testable(sample: Sample) -> bool:
+    """Whether the sample has an interval: two seeds or more, and some variance."""
+    return bool(sample.seeds > 1 and sample.seed_variance + sample.image_variance > 0)
+
+
+def describe_sample(sample: Sample, p_corrected: float | None = None) -> Difference:
+    """The difference with its 95 % confidence interval, from the variance of this pair alone."""
+    mean, seeds = float(sample.mean), int(sample.seeds)
+    if not is_testable(sample):
+        return Difference(mean, seeds)
+    width = margin(float(sample.seed_variance), float(sample.image_variance), seeds - 1, CONFIDENCE_LEVEL)
+    p = float(p_value(sample.mean, sample.seed_variance, sample.image_variance, seeds - 1))
+    return Difference(mean, seeds, mean - width, mean + width, p, p_corrected)
+
+
+def take_look(
+    rows: Sequence[Row],
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    correct: Correct | None = None,
+    error: float = ERROR,
+) -> Look:
+    """Means of all methods and samples of all their pairs, from the rows with these seeds.
+
+    Args:
+        correct: of every run; None where only accuracies are known, and then samples cover seeds alone.
+    """
+    accuracy = {(row["method"], row["seed"]): float(row["accuracy"]) for row in rows}
+    finished = {method: [seed for seed in seeds if (method, seed) in accuracy] for method in methods}
+    means = {m: fmean(accuracy[m, seed] for seed in done) for m, done in finished.items() if done}
+    samples = {}
+    for first, second in combinations(means, 2):
+        common = [seed for seed in finished[first] if seed in finished[second]]
+        if not common:
+            continue
+        if correct is None:
+            gaps = [accuracy[first, seed] - accuracy[second, seed] for seed in common]
+            samples[first, second] = seed_sample(np.array(gaps))
+        else:
+            ours, theirs = (np.stack([correct[m, seed] for seed in common]) for m in (first, second))
+            samples[first, second] = crossed_sample(ours, theirs)
+    return Look(len(seeds), error, means, samples)
+
+
+def decide(looks: Sequence[Look]) -> Decision:
+    """Which methods may be the best: at every look, those clearly behind the leader are dropped.
+
+    One look with the whole error is a comparison with a fixed number of seeds. With several looks, each
+    spends its own share: a p-value counts as p * ERROR / share, and the smallest one over looks counts.
+    """
+    return functools.reduce(decide_next, looks, Decision(tuple(looks[0].means), {}, {}, False))
+
+
+def decide_next(before: Decision, look: Look) -> Decision:
+    """The decision after one more look."""
+    group = tuple(method for method in before.group if method in look.means)
+    p_corrected = dict(before.p_corrected)
+    for pair, p in look_p_values(look, group).items():
+        p_corrected[pair] = min(p_corrected.get(pair, 1.0), p * ERROR / look.error)
+    behind = clearly_behind(look, group, p_corrected)
+    group = tuple(method for method in group if method not in behind)
+    stopped = before.stopped | dict.fromkeys(behind, look.seeds)
+    return Decision(group, stopped, p_corrected, is_limited_by_images(look, group))
+
+
+def look_p_values(look: Look, group: Sequence[str]) -> dict[Pair, float]:
+    """P-values of all pairs of the group, corrected for their number."""
+    tested = {
+        pair: sample
+        for pair, sample in look.samples.items()
+        if set(pair) <= set(group) and is_testable(sample)
+    }
+    if not tested:
+        return {}
+    stacked = Sample(*(np.array(column, dtype=float) for column in zip(*tested.values(), strict=True)))
+    _, corrected = pair_p_values(stacked, len(group))
+    return dict(zip(tested, corrected.tolist(), strict=True))
+
+
+def clearly_behind(look: Look, group: Sequence[str], p_corrected: Mapping[Pair, float]) -> set[str]:
+    """Methods of the group whose difference to the group's leader is significant after correction."""
+    leader = max(group, key=look.means.__getitem__, default="")
+    return {
+        first if leader == second else second
+        for (first, second), p in p_corrected.items()
+        if p < ERROR
+        and {first, second} <= set(group)
+        and (leader in (first, second))
+        and (float(look.samples[first, second].mean) > 0) == (leader == first)
+    }
+
+
+def is_limited_by_images(look: Look, group: Sequence[str]) -> bool:
+    """Whether nearly all the variance within the group comes from the choice of test images."""
+    within = [sample for pair, sample in look.samples.items() if set(pair) <= set(group)]
+    of_seeds = sum(float(sample.seed_variance) for sample in within)
+    of_images = sum(float(sample.image_variance) for sample in within)
+    return of_images > 0 and of_seeds < FEW_SEED_VARIANCE * (of_seeds + of_images)
 
 
 def rank_methods(
-    rows: Sequence[Row], methods: Sequence[str], seeds: Sequence[int], baseline: str
+    rows: Sequence[Row],
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    baseline: str,
+    looks: Sequence[Look] | None = None,
 ) -> tuple[Standing, ...]:
-    """The standing of every method, highest mean accuracy first; methods without a result come last."""
-    found = {(row["method"], row["seed"]): row for row in rows}
-    columns = {method: [found.get((method, seed), {}) for seed in seeds] for method in methods}
-    accuracies = {m: tuple(row.get("accuracy") for row in column) for m, column in columns.items()}
-    standings = [
-        Standing(
-            method,
-            accuracies[method],
-            {name: tuple(row.get(name) for row in columns[method]) for name in MEASURES},
-            None if method == baseline else paired_difference(accuracies[method], accuracies[baseline]),
-        )
-        for method in methods
-    ]
-    return tuple(
-        sorted(
-            with_corrected_p_values(standings),
-            key=lambda s: -math.inf if s.mean is None else s.mean,
-            reverse=True,
-        )
-    )
-
-
-def with_corrected_p_values(standings: Sequence[Standing]) -> list[Standing]:
-    """The same standings, with p-values corrected for the number of comparisons."""
-    p_values = {
-        s.method: s.difference.p for s in standings if s.difference is not None and s.difference.p is not None
-    }
-    corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
-    return [
-        dataclasses.replace(
-            s, difference=dataclasses.replace(s.difference, p_corrected=corrected.get(s.method))
-        )
-        if s.difference is not None
-        else s
-        for s in standings
-    ]
-
-
-def verdict(standings: Sequence[Standing], baseline: str) -> str:
-    """One line: the best method, whether its lead is clear, and the best method of the other family.
-
-    The two families are the methods that train with the Infinite Class loss and those that do not.
+    """The standing of every method, highest mean accuracy first; methods without a result come last.
 
     Args:
-        standings: as returned by rank_methods.
+        looks: the last one with all seeds; by default one, from the rows alone.
     """
-    scored = [s for s in standings if s.mean is not None]
-    if not scored:
-        return "no run has a result; if the loss diverged, reduce --lr tenfold or set --clip-norm 1"
-    best, base = scored[0], next(s for s in standings if s.method == baseline)
-    if base.mean is None:
-        return f"the baseline {baseline} has no result, so there are no differences; {describe_best(scored)}"
-    if len(scored) == 1:
-        return f"{describe_best(scored)}; no other method has a result"
-    if max(len(s.finished) for s in scored) < 2:
-        lead = "" if best.difference is None else f", {signed(best.difference.mean)} against {baseline}"
-        return f"{describe_best(scored)}{lead}; one seed gives no confidence interval, use --seeds 3 or more"
-    return baseline_verdict(scored, base) + family_verdict(scored, base)
+    looks = looks or [take_look(rows, methods, seeds)]
+    decision, last = decide(looks), looks[-1]
+    leader = max(decision.group, key=last.means.__getitem__, default=None)
+    found = {(row["method"], row["seed"]): row for row in rows}
 
+    def standing(method: str) -> Standing:
+        column = [found.get((method, seed), {}) for seed in seeds]
+        stopped = decision.stopped.get(method) if len(looks) > 1 else None
+        return Standing(
+            method,
+            tuple(row.get("accuracy") for row in column),
+            {name: tuple(row.get(name) for row in column) for name in MEASURES},
+            difference_between(last, decision, method, baseline),
+            None if leader is None else difference_between(last, decision, method, leader),
+            method in decision.group,
+            stopped,
+        )
 
-def describe_best(scored: Sequence[Standing]) -> str:
-    best = [s.method for s in scored if s.mean == scored[0].mean]
-    subject = f"{best[0]} has" if len(best) == 1 else f"{' and '.join(best)} share"
-    return f"{subject} the highest accuracy, {scored[0].mean:.1f} %"
-
-
-def describe_difference(difference: Difference | None, other: Standing) -> str:
-    return f"{'no seed in common' if difference is None else difference} against {other.method}"
-
-
-def unclear_suffix(difference: Difference | None) -> str:
-    return "" if difference is not None and difference.clear else ", no clear difference"
-
-
-def baseline_verdict(scored: Sequence[Standing], base: Standing) -> str:
-    """First half of the verdict: the best method and its difference to the baseline."""
-    best, runner_up = scored[:2]
-    if best is base:
-        gap = describe_difference(runner_up.difference, base) + unclear_suffix(runner_up.difference)
-        return f"the baseline {base.method} is best: {base.mean:.1f} %; next is {runner_up.method}, {gap}"
-    gap = describe_difference(best.difference, base)
-    if best.difference is not None and best.difference.above:
-        return f"{best.method} is best: {best.mean:.1f} %, {gap}"
-    clear = next((s for s in scored if s.difference is not None and s.difference.above), None)
-    if clear is None:
-        return f"no clear difference: {describe_best(scored)}, {gap}"
-    better = f"{clear.method} is clearly better than {base.method}, {clear.difference}"
-    return f"{describe_best(scored)}, {gap}, no clear difference; {better}"
-
-
-def family_verdict(scored: Sequence[Standing], base: Standing) -> str:
-    """Second half: the best method of the family that the best method does not belong to."""
-    best = scored[0]
-    other = next((s for s in scored if s.is_infinite_class != best.is_infinite_class), None)
-    if other is None or other is base or (best is base and other is scored[1]):
-        return ""
-    family = "Infinite Class method" if other.is_infinite_class else "other method"
-    gap = paired_difference(other.accuracies, best.accuracies)
-    return f"; the best {family} is {other.method}, {describe_difference(gap, best)}{unclear_suffix(gap)}"
-
-
-def footnote(standings: Sequence[Standing], baseline: str) -> str:
-    """What the intervals mean, and what they do not cover."""
-    gaps = {
-        s.method: s.difference for s in standings if s.difference is not None and s.difference.p is not None
-    }
-    if not gaps:
-        return "No confidence intervals: they need at least two seeds whose differences are not all equal."
-    text = (
-        f"Brackets: 95 % confidence interval (Student's t) of the difference to {baseline}, paired by seed. "
-        "It covers variation between seeds, not between datasets."
+    standings = sorted(
+        map(standing, methods), key=lambda s: -math.inf if s.mean is None else s.mean, reverse=True
     )
-    if len(gaps) == 1:
-        return text
-    alpha = 1 - CONFIDENCE_LEVEL
-    chance = min(100, round(100 * alpha * len(gaps)))
-    kept = [m for m, gap in gaps.items() if gap.p_corrected is not None and gap.p_corrected < alpha]
-    return (
-        f"{text} The {len(gaps)} intervals are not corrected for multiple comparisons: if no method differed "
-        f"from {baseline}, the chance that any interval excludes 0 would be up to {chance} %. Significant "
-        f"after Holm's correction: {', '.join(kept) or 'none'}."
-    )
+    # A method that got no more seeds because it was clearly behind is not first, whatever its mean.
+    return tuple(sorted(standings, key=lambda s: s.method != leader))
+
+
+def difference_between(look: Look, decision: Decision, method: str, other: str) -> Difference | None:
+    """The difference of two methods with its corrected p-value; None for a method and itself."""
+    for pair in ((method, other), (other, method)):
+        if pair in look.samples:
+            found = describe_sample(look.samples[pair], decision.p_corrected.get(pair, 1.0))
+            return found if pair == (method, other) else found.reversed()
+    return None

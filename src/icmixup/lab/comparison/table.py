@@ -53,26 +53,29 @@ def comparison_table(comparison: Comparison, columns: list[Column]) -> Table:
 
 
 def row_style(standing: Standing) -> str:
-    """Green if the interval lies above the baseline, red if it lies below."""
+    """Green if clearly above the baseline, red if clearly below, after correction for all comparisons."""
     if standing.difference is None or not standing.difference.clear:
         return ""
     return "green" if standing.difference.above else "red"
 
 
 def accuracy_columns(comparison: Comparison) -> list[Column]:
-    """Accuracy, its difference to the baseline, and accuracy by class size."""
+    """Accuracy, the best group, the difference to the baseline (* if clear), and accuracy by class size."""
 
     def difference(standing: Standing) -> str:
         if standing.method == comparison.baseline:
             return "baseline"
-        return NO_VALUE if standing.difference is None else str(standing.difference)
+        if standing.difference is None:
+            return NO_VALUE
+        return f"{standing.difference} {'*' if standing.difference.clear else ' '}"
 
     groups = [name for name in ("many", "medium", "few") if has_measure(comparison, name)]
     # A single group repeats the accuracy.
     shown = groups if len(groups) > 1 else []
     return [
         Column("accuracy %", accuracy_cell),
-        Column(f"against {comparison.baseline}\n[95 % interval]", difference),
+        Column("best\ngroup", lambda s: "yes" if s.in_best_group else NO_VALUE),
+        Column(f"against {comparison.baseline}\n[95 % interval]  ", difference),
         *(Column(name, lambda s, name=name: format_or_dash(s.average(name), ".1f")) for name in shown),  # type: ignore[misc]
     ]
 
@@ -85,19 +88,20 @@ def calibration_columns() -> list[Column]:
     """Quality of the probabilities before and after temperature scaling, and the time of a run."""
     return [
         Column("NLL\n→ scaled", lambda s: raw_and_scaled(s, "nll", ".2f")),
-        Column("calibration error\n% → scaled", lambda s: raw_and_scaled(s, "calibration_error", ".1f")),
+        Column("calib. error\n% → scaled", lambda s: raw_and_scaled(s, "calibration_error", ".1f")),
         Column("time\nper run", run_time),
     ]
 
 
 def accuracy_cell(standing: Standing) -> str:
-    """Mean ± standard deviation over seeds, and how many runs failed."""
-    failed = len(standing.accuracies) - len(standing.finished)
+    """Mean ± standard deviation over seeds, and how many runs failed or were not needed."""
     if standing.mean is None:
         return "no result"
     spread = "" if standing.std is None else f" ± {standing.std:.1f}"
-    note = f" ({failed} failed)" if failed else ""
-    return f"{standing.mean:.1f}{spread}{note}"
+    notes = [f"{standing.failed} failed"] if standing.failed else []
+    if standing.stopped_after is not None and standing.stopped_after < len(standing.accuracies):
+        notes.append(f"{standing.stopped_after} seeds")
+    return f"{standing.mean:.1f}{spread}" + (f" ({', '.join(notes)})" if notes else "")
 
 
 def raw_and_scaled(standing: Standing, measure: str, form: str) -> str:

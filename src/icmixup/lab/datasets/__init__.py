@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -88,7 +89,8 @@ def load_dataset(
     )
     train = train[draw_subset(train.labels, counts, spec.data_seed)]
     mean, std = _known_statistics(spec) or measure_statistics(train.images)
-    return Dataset(spec.dataset, train, source.test, source.class_names, mean, std, source.skipped)
+    about = (source.skipped, source.split_by, source.original_size)
+    return Dataset(spec.dataset, train, source.test, source.class_names, mean, std, *about)
 
 
 def _known_statistics(spec: DataSpec) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
@@ -124,7 +126,7 @@ def read_dataset(
         return resize_source(source, image_size)
     if name.startswith(PREFIX):
         return read_hub(name, data_dir, image_size=image_size, download=download, show_progress=show_progress)
-    if Path(name).is_dir():
+    if name.strip() and Path(name).is_dir():
         return read_folder(Path(name), image_size=image_size, show_progress=show_progress)
     raise ValueError(_describe_unknown(name))
 
@@ -158,7 +160,7 @@ def _check_memory(source: Source, size: int) -> None:
 def _resize(split: Split, size: int) -> Split:
     # In blocks, because the bilinear filter needs floats: CIFAR at 224 pixels in one call would take 30 GB.
     blocks = [_resize_images(block, size) for block in torch.split(split.images, 1024)]
-    return Split(torch.cat(blocks), split.labels)
+    return replace(split, images=torch.cat(blocks))
 
 
 def _resize_images(images: Tensor, size: int) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -23,7 +24,9 @@ from icmixup.lab.datasets.subsets import Source, Split, hold_out
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 DEFAULT_SIZE, LARGEST_OWN_SIZE = 32, 64
-TEST_FOLDERS = ("test", "val", "valid", "validation")
+# Names of split folders, in any case; the first that has classes is used.
+TRAIN_FOLDERS = ("train", "training")
+TEST_FOLDERS = ("test", "testing", "val", "valid", "validation")
 HELD_OUT = 5  # one image in five is held out if there is no test set
 
 
@@ -38,22 +41,54 @@ class ImageFile(NamedTuple):
 def read_folder(root: Path, *, image_size: int | None = None, show_progress: bool = False) -> Source:
     """Read a folder of `class/*.png`, or one with `train/` and `test/` (or `val/`) folders of that kind.
 
-    Without a test folder a fifth of each class is held out, always the same one. If both `test/` and `val/`
-    have classes, `test/` is read.
+    Split folders may also be called `training`, `testing`, `valid` or `validation`, in upper or lower case; a
+    folder `train` beside folders of images is a class. Without a test folder a fifth of each class is
+    held out, always the same one. If both `test/` and `val/` have classes, `test/` is read. The test set may
+    lack classes.
 
     Args:
         image_size: side of the square images; None keeps the size of the files if all have the same one and
             it is at most 64, else it is 32.
     """
-    train_root = root / "train" if _list_classes(root / "train") else root
+    train_root, test_root = find_splits(root)
     names = _list_classes(train_root)
     check_class_names(names, str(train_root), "make one folder per class, with images in it")
     train_files = list_files(train_root, names)
-    if train_root == root:
-        return read_source(train_files, [], names, image_size, show_progress)
-    test_roots = [root / name for name in TEST_FOLDERS if _list_classes(root / name)]
-    test_files = list_files(test_roots[0], names) if test_roots else []
-    return read_source(train_files, test_files, names, image_size, show_progress)
+    test_files = [] if test_root is None else list_files(test_root, names)
+    split_by = "" if test_root is None else f"folders {train_root.name} and {test_root.name}"
+    source = read_source(train_files, test_files, names, image_size, show_progress, split_by)
+    return source._replace(train=name_from(source.train, root), test=name_from(source.test, root))
+
+
+def find_splits(root: Path) -> tuple[Path, Path | None]:
+    """The folders of training and test classes; the second is None if there is no test set.
+
+    A split contains folders and no images of its own. If a folder beside them contains images, it is a class,
+    and so is `train`.
+    """
+    by_name = {name.lower(): root / name for name in _list_classes(root)}
+    is_split = {name for name, folder in by_name.items() if _list_classes(folder) and not has_images(folder)}
+    trains = [by_name[name] for name in TRAIN_FOLDERS if name in is_split]
+    tests = [by_name[name] for name in TEST_FOLDERS if name in is_split]
+    others = set(by_name) - {*TRAIN_FOLDERS, *TEST_FOLDERS}
+    if not trains or any(has_images(by_name[name]) for name in others):
+        return root, None
+    return trains[0], tests[0] if tests else None
+
+
+def has_images(folder: Path) -> bool:
+    """Whether a folder directly contains image files."""
+    return any(is_image(path) for path in folder.iterdir())
+
+
+def is_image(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+
+
+def name_from(split: Split, root: Path) -> Split:
+    """The split with file names relative to the dataset's folder."""
+    names = tuple(Path(name).relative_to(root).as_posix() for name in split.file_names)
+    return replace(split, file_names=names)
 
 
 def _list_classes(folder: Path) -> tuple[str, ...]:
@@ -84,7 +119,7 @@ def list_files(folder: Path, names: Sequence[str]) -> list[ImageFile]:
 
 def _class_files(folder: Path, label: int) -> Iterator[ImageFile]:
     for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file():
+        if is_image(path):
             yield ImageFile(str(path), partial(_open_path, path), label)
 
 
@@ -98,22 +133,39 @@ def read_source(
     names: tuple[str, ...],
     image_size: int | None,
     show_progress: bool,
+    split_by: str,
 ) -> Source:
     """Read all files at one size; without test files, a fifth of the training images is held out."""
-    size = image_size or common_size([*train_files, *test_files])
+    sizes = header_sizes([*train_files, *test_files])
+    size = image_size or common_size(sizes)
     train, skipped = read_files(train_files, names, size, show_progress)
     if not test_files:
-        return Source(*hold_out(train, names, HELD_OUT), names, skipped)
-    test, more = read_files(test_files, names, size, show_progress)
-    return Source(train, test, names, skipped + more)
+        split_by = "a fifth of each class held out"
+        return Source(*hold_out(train, names, HELD_OUT), names, skipped, split_by, describe_sizes(sizes))
+    test, more = read_files(test_files, names, size, show_progress, every_class=False)
+    return Source(train, test, names, skipped + more, split_by, describe_sizes(sizes))
 
 
-def common_size(files: Sequence[ImageFile]) -> int:
-    """Side of the images if all files are square, small and of the same size; else the default."""
+def header_sizes(files: Sequence[ImageFile]) -> set[tuple[int, int]]:
+    """All widths and heights of the files, from their headers."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        sizes = {size for size in pool.map(_header_size, files) if size}
-    width, height = sizes.pop() if len(sizes) == 1 else (0, 0)
+        return {size for size in pool.map(_header_size, files) if size}
+
+
+def common_size(sizes: set[tuple[int, int]]) -> int:
+    """Side of the images if all files are square, small and of the same size; else the default."""
+    width, height = next(iter(sizes)) if len(sizes) == 1 else (0, 0)
     return width if 0 < width == height <= LARGEST_OWN_SIZE else DEFAULT_SIZE
+
+
+def describe_sizes(sizes: set[tuple[int, int]]) -> str:
+    """The size of the files, or the smallest and the largest by area: 640 x 480 to 4000 x 3000."""
+    if not sizes:
+        return ""
+    ends = [
+        f"{width} x {height}" for width, height in sorted(sizes, key=lambda size: (size[0] * size[1], size))
+    ]
+    return ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
 
 
 def _header_size(file: ImageFile) -> tuple[int, int] | None:
@@ -125,18 +177,31 @@ def _header_size(file: ImageFile) -> tuple[int, int] | None:
 
 
 def read_files(
-    files: Sequence[ImageFile], names: Sequence[str], size: int, show_progress: bool
+    files: Sequence[ImageFile],
+    names: Sequence[str],
+    size: int,
+    show_progress: bool,
+    *,
+    every_class: bool = True,
 ) -> tuple[Split, tuple[str, ...]]:
-    """Read the files as one split; also returns a message for each file that could not be read."""
+    """Read the files as one split; also returns a message for each file that could not be read.
+
+    Args:
+        every_class: raise an error if a class has no readable image.
+    """
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow releases the GIL while it decodes
         results = pool.map(partial(_try_image, size=size), files)
         console = Console(stderr=True)
         found = list(track(results, "reading images", len(files), console=console, disable=not show_progress))
     pixels = [image for image in found if isinstance(image, Tensor)]
-    labels = [file.label for file, image in zip(files, found, strict=True) if isinstance(image, Tensor)]
+    read = [file for file, image in zip(files, found, strict=True) if isinstance(image, Tensor)]
+    labels = [file.label for file in read]
     skipped = tuple(reason for reason in found if isinstance(reason, str))
-    _check_every_class(labels, names, skipped, files)
-    return Split(torch.stack(pixels), torch.tensor(labels)), skipped
+    if every_class:
+        _check_every_class(labels, names, skipped, files)
+    elif not labels:
+        raise ValueError(f"none of the {len(files)} test images can be read, first {skipped[0]}")
+    return Split(torch.stack(pixels), torch.tensor(labels), tuple(file.name for file in read)), skipped
 
 
 def _check_every_class(

@@ -37,7 +37,7 @@ def read_hub(
     test = next((split for split in labelled if _has_labels(split, label)), None)
     train_files = list(_image_files(train, image, label, names, f"{name} train"))
     test_files = list(_image_files(test, image, label, names, f"{name} test")) if test is not None else []
-    return read_source(train_files, test_files, names, image_size, show_progress)
+    return read_source(train_files, test_files, names, image_size, show_progress, "splits of the dataset")
 
 
 def _load_splits(spec: str, data_dir: Path, download: bool) -> Mapping[str, Any]:

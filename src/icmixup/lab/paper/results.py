@@ -28,12 +28,16 @@ METRICS = (
     *("accuracy", "many", "medium", "few", "nll", "calibration_error"),
     *("nll_scaled", "calibration_error_scaled", "fitted_temperature", "loss"),
 )
+# Columns that earlier rows lack, and that an earlier file may lack: they are then left empty.
+ADDED_METRICS = ("brier_score", "adaptive_calibration_error", "risk_coverage_area", "coverage_at_5_risk")
+IDENTITY = ("fingerprint", "version", "dtype", "device_kind")
+ADDED = (*ADDED_METRICS, *IDENTITY)
 PROVENANCE = (
     *("minutes", "images_per_second", "train_images", "ranks", "at_once"),
     *("device", "torch", "python", "commit", "date"),
 )
-COLUMNS = (*RECIPE_COLUMNS, *METRICS, *PROVENANCE)
-TEXT_COLUMNS = {"device", "torch", "python", "commit", "date"}
+COLUMNS = (*RECIPE_COLUMNS, *METRICS, *PROVENANCE, *ADDED)
+TEXT_COLUMNS = {"device", "torch", "python", "commit", "date", *IDENTITY}
 EXECUTION_FIELDS = {"compile", "graph", "eval_every", "precision"}  # they do not define the experiment
 
 
@@ -41,7 +45,7 @@ class Result(NamedTuple):
     """One row of the file."""
 
     recipe: Recipe
-    numbers: dict[str, Any]  # METRICS and PROVENANCE
+    numbers: dict[str, Any]  # METRICS, PROVENANCE and ADDED
     line: int
 
     @property
@@ -121,7 +125,7 @@ def parse_row(header: Sequence[str], values: Sequence[str], line: int) -> Result
     if not isinstance(accuracy, int | float) or not 0 <= accuracy <= 100:
         raise ValueError(f"its accuracy is {accuracy!r}, expected a percentage from 0 to 100")
     recipe = read_recipe({name: parsed[name] for name in RECIPE_COLUMNS if name in parsed})
-    return Result(recipe, {name: parsed.get(name) for name in (*METRICS, *PROVENANCE)}, line)
+    return Result(recipe, {name: parsed.get(name) for name in (*METRICS, *PROVENANCE, *ADDED)}, line)
 
 
 def parse_value(name: str, text: str) -> Any:
@@ -218,13 +222,13 @@ def check_file(path: Path, recipes: Iterable[Recipe]) -> None:
 def row_values(recipe: Recipe, row: Row, header: Sequence[str], path: Path) -> list[str]:
     """The values of one run, in the order of the file's columns."""
     fields = recipe.fields()
-    numbers = {name: row.get(name) for name in (*METRICS, *PROVENANCE)}
+    numbers = {name: row.get(name) for name in (*METRICS, *PROVENANCE, *ADDED)}
     values = {
         **{k: format_value(v) for k, v in fields.items()},
         **{k: format_number(v) for k, v in numbers.items()},
     }
     defaults = {name: format_value(value) for name, value in Recipe().fields().items()}
-    lost = [k for k, v in values.items() if k not in header and v != defaults.get(k, "")]
+    lost = [k for k, v in values.items() if k not in (*header, *ADDED) and v != defaults.get(k, "")]
     if lost:
         raise ValueError(
             f"{path} has no column for {', '.join(lost)}, and existing files are not rewritten; "

@@ -13,8 +13,11 @@ torch has the same number of threads; otherwise sums are taken in another order.
 
 from __future__ import annotations
 
+import glob
+import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from icmixup._checks import check_choice
@@ -23,15 +26,19 @@ from icmixup.lab.sweep.local import (
     Outcome,
     count_workers,
     has_one_gpu,
+    remember_data,
     run_in_processes,
     run_in_threads,
     run_sequentially,
 )
 from icmixup.lab.training.execution import ENGINES, Execution
+from icmixup.lab.training.identity import Identity, describe_difference, identify, is_same_experiment
+from icmixup.lab.training.lock import lock_folder
 from icmixup.lab.training.loop import RunProgress
-from icmixup.lab.training.ranks import world_size
+from icmixup.lab.training.predictions import finished_row
+from icmixup.lab.training.ranks import pick_device, world_size
 from icmixup.lab.training.recipe import Recipe
-from icmixup.lab.training.run_folder import Row, Run
+from icmixup.lab.training.run_folder import Row, Run, locate_run, other_runs
 
 
 def run_recipes(
@@ -57,7 +64,7 @@ def run_recipes(
     """
     check_execution(execution)
     collector = Collector({}, on_row, on_progress, warn_of_failure if on_failure is None else on_failure)
-    todo = collect_finished(recipes, execution.out, collector)
+    todo = collect_finished(recipes, execution, collector)
     if todo and execution.engine == "ray":
         from icmixup.lab.sweep.ray import run_on_ray
 
@@ -87,15 +94,68 @@ def check_execution(execution: Execution) -> None:
         )
 
 
-def find_finished(recipes: Sequence[Recipe], out: Path) -> dict[Recipe, Row]:
-    """The rows of runs that have already finished."""
-    rows = {recipe: Run(out / recipe.name, recipe).result() for recipe in recipes}
+def find_finished(recipes: Sequence[Recipe], execution: Execution) -> dict[Recipe, Row]:
+    """The rows of runs that have already finished, on the same images and with the same identity."""
+    rows = {run.recipe: finished_row(run) for run, _ in locate_runs(recipes, execution)}
     return {recipe: row for recipe, row in rows.items() if row is not None}
 
 
-def collect_finished(recipes: Sequence[Recipe], out: Path, collector: Collector) -> list[Recipe]:
+def locate_runs(recipes: Sequence[Recipe], execution: Execution) -> Iterator[tuple[Run, Identity]]:
+    """Where each run is or will be, and the identity that it would have now.
+
+    Recipes without any run in `out` are left out, so that their images need not be loaded.
+    """
+    load, device = remember_data(execution), device_kind(execution)
+    for recipe in dict.fromkeys(recipes):
+        if any(execution.out.glob(f"{glob.escape(recipe.title)}.*")):
+            identity = identify(recipe, load(recipe), device)
+            yield locate_run(execution.out, recipe, identity, reuse=execution.reuse), identity
+
+
+def device_kind(execution: Execution) -> str:
+    """The kind of device that runs are trained on, as far as it is known here: Ray may choose another."""
+    if execution.engine == "ray" and execution.device is not None:
+        return execution.device
+    return pick_device(execution.device).type
+
+
+def describe_reuse(recipes: Sequence[Recipe], execution: Execution) -> list[str]:
+    """Messages about existing runs of these recipes that differ in their identity: which, why, and whether
+    they are used."""
+    skipped: dict[str, list[Path]] = {}
+    taken: dict[str, list[Path]] = {}
+    for run, now in locate_runs(recipes, execution):
+        if run.identity != now:
+            taken.setdefault(describe_difference(run.identity, now), []).append(run.folder)
+        elif not run.folder.exists():
+            for other in other_runs(run):
+                hint = "; --reuse takes them" if is_same_experiment(other.identity, now) else ""
+                skipped.setdefault(describe_difference(other.identity, now) + hint, []).append(other.folder)
+    return [
+        *(
+            f"{count_runs(found)} not used, and trained again beside it: {why}"
+            for why, found in skipped.items()
+        ),
+        *(f"{count_runs(found)} reused because of --reuse: {why}" for why, found in taken.items()),
+    ]
+
+
+def count_runs(folders: Sequence[Path]) -> str:
+    first = folders[0]
+    return f"{first} is" if len(folders) == 1 else f"{len(folders)} runs such as {first} are"
+
+
+def delete_runs(recipes: Sequence[Recipe], execution: Execution) -> None:
+    """Delete existing results of these runs; runs on other images or with another identity are kept."""
+    for run, _ in locate_runs(recipes, replace(execution, reuse=False)):
+        if run.folder.exists():
+            with lock_folder(run.folder, wait=False):
+                shutil.rmtree(run.folder)
+
+
+def collect_finished(recipes: Sequence[Recipe], execution: Execution, collector: Collector) -> list[Recipe]:
     """Report finished runs; return the others, each once."""
-    finished = find_finished(recipes, out)
+    finished = find_finished(recipes, execution)
     for recipe, row in finished.items():
         collector.record(recipe, Outcome(row))
     return [recipe for recipe in dict.fromkeys(recipes) if recipe not in finished]
@@ -111,4 +171,4 @@ def run_locally(recipes: Sequence[Recipe], execution: Execution, number: int, co
 
 
 def warn_of_failure(recipe: Recipe, reason: str) -> None:
-    warnings.warn(f"{recipe.name} has no result: {reason}", stacklevel=2)
+    warnings.warn(f"{recipe.title} has no result: {reason}", stacklevel=2)

@@ -69,7 +69,11 @@ def plan_epochs(
     """
     device, concurrent = pick_device(execution.device), execution.concurrent
     question = json.dumps(
-        [recipe.fields() | {"epochs": None}, list(methods), num_seeds, seconds, str(device), concurrent]
+        [
+            recipe.fields() | {"epochs": None},
+            None if execution.dataset is None else execution.dataset.fingerprint,
+            *(list(methods), num_seeds, seconds, str(device), concurrent),
+        ]
     )
     key = hashlib.sha256(question.encode()).hexdigest()[:10]
     path = execution.out / "budgets.json"
@@ -86,6 +90,18 @@ def plan_epochs(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(known, indent=1).encode())
     return known[key]
+
+
+def estimate_seconds(recipe: Recipe, method: str, runs: int, execution: Execution) -> float:
+    """Time of `runs` runs, from a trial of about a second with the given method, the most expensive one.
+
+    Args:
+        execution: with its dataset loaded and its number of concurrent runs set.
+    """
+    device = pick_device(execution.device)
+    with shared_threads(execution.concurrent, device):
+        start_up, epoch = measure_epoch(dataclasses.replace(recipe, method=method), 0.0, execution)
+    return math.ceil(runs / execution.concurrent) * (start_up + recipe.epochs * epoch)
 
 
 @contextlib.contextmanager

@@ -150,13 +150,19 @@ def threads_per_run(number: int) -> int:
 def split_execution(execution: Execution, number: int) -> list[Execution]:
     """One execution per worker: the GPUs in turn, or an equal share of torch's threads."""
     kind = pick_device(execution.device).type
-    execution = replace(execution, dataset=None)  # not sent to other processes
+    execution = without_dataset(execution)
     if kind != "cuda":
         threads = threads_per_run(number) if kind == "cpu" else None
         return [replace(execution, threads=threads, concurrent=number)] * number
     gpus = torch.cuda.device_count()
     execution = replace(execution, concurrent=math.ceil(number / gpus))
     return [replace(execution, device=f"cuda:{k % gpus}") for k in range(number)]
+
+
+def without_dataset(execution: Execution) -> Execution:
+    """The execution as it is sent to another process, which loads the images again and verifies them."""
+    data = execution.dataset
+    return replace(execution, dataset=None, fingerprint=None if data is None else data.fingerprint)
 
 
 def has_one_gpu(device: str | None) -> bool:
@@ -278,7 +284,7 @@ class ProcessPool:
 def describe_death(recipe: Recipe, code: int | None) -> str:
     how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
     return (
-        f"the process of {recipe.name} died {RETRIES + 1} times, the last time with {how}; if memory is "
+        f"the process of {recipe.title} died {RETRIES + 1} times, the last time with {how}; if memory is "
         "short, use fewer --workers and run the same command again to resume from its last checkpoint"
     )
 
@@ -302,7 +308,7 @@ def attempt(recipe: Recipe, execution: Execution, pipe: Connection, load: LoadDa
     try:
         return run_recipe(recipe, replace(execution, dataset=load(recipe)), pipe.send)
     except Exception as error:
-        return portable(error, f"in the process of {recipe.name}:\n{traceback.format_exc()}")
+        return portable(error, f"in the process of {recipe.title}:\n{traceback.format_exc()}")
 
 
 def portable(error: Exception, note: str) -> Exception:

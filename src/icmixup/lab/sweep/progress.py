@@ -31,6 +31,7 @@ class Display:
         finished: runs that are already finished and take no time.
         seconds_each: seconds per unit of work, from earlier results; None if unknown.
         title: display name of a run.
+        quiet_seconds: time until the first line where there is no terminal; it doubles up to a minute.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class Display:
         finished: Collection[Recipe] = (),
         seconds_each: float | None = None,
         title: Callable[[Recipe], str] = short_title,
+        quiet_seconds: float = QUIET_SECONDS,
     ) -> None:
+        self.quiet = quiet_seconds
         self.recipes = {recipe.key: recipe for recipe in recipes}
         self.work = {recipe.key: 0.0 if recipe in finished else work(recipe) for recipe in recipes}
         self.done = dict.fromkeys(self.work, 0.0)  # share of each run
@@ -76,8 +79,9 @@ class Display:
         detail = f"epoch {progress.epoch:.0f} of {progress.epochs}, {describe_progress(progress)}"
         self.progress.update(self.bars[key], completed=progress.epoch, detail=detail)
         self.show()
-        if not self.console.is_terminal and time.monotonic() - self.printed > QUIET_SECONDS:
+        if not self.console.is_terminal and time.monotonic() - self.printed > self.quiet:
             self.print(f"{self.title(recipe)}: {detail}")
+            self.quiet = min(2 * self.quiet, QUIET_SECONDS)
 
     def finish(self, row: dict[str, Any]) -> None:
         """Report a run with a row, from this session or an earlier one."""

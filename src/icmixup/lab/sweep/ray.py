@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from icmixup.lab.sweep.local import Collector, Outcome, run_recipe
+from icmixup.lab.sweep.local import Collector, Outcome, run_recipe, without_dataset
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import RunProgress
 from icmixup.lab.training.recipe import Recipe
@@ -100,7 +100,7 @@ def requested_resources(ray: ModuleType, device: str | None, workers: int | None
 def execution_on_node(execution: Execution, share: dict[str, float]) -> Execution:
     """The execution as a node sees it: absolute paths, and no more than the requested share."""
     out, data_dir = execution.out.resolve(), execution.data_dir.resolve()
-    execution = replace(execution, out=out, data_dir=data_dir, dataset=None)
+    execution = replace(without_dataset(execution), out=out, data_dir=data_dir)
     if "num_gpus" in share:
         return replace(execution, device="cuda", concurrent=round(1 / share["num_gpus"]))
     return replace(execution, device="cpu", threads=int(share["num_cpus"]))

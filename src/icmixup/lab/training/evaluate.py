@@ -40,6 +40,10 @@ def evaluate(scores: Tensor, labels: Tensor, class_counts: Tensor) -> Metrics:
         many, medium, few: mean class accuracy over classes of > 100, 20 to 100 and < 20 training images;
             None if there is no such class.
         nll, calibration_error: of the scores as given; expected calibration error with 15 bins.
+        adaptive_calibration_error: the same with 15 bins of equally many images.
+        brier_score: mean over images of the squared error of all C probabilities, from 0 to 2.
+        risk_coverage_area: mean error rate of the k most confident images, over all k, in percent.
+        coverage_at_5_risk: largest share of images, most confident first, of which at most 5 % are wrong.
         nll_scaled, calibration_error_scaled: after temperature scaling, as above.
         fitted_temperature: mean of the temperatures of both halves.
     """
@@ -53,6 +57,10 @@ def evaluate(scores: Tensor, labels: Tensor, class_counts: Tensor) -> Metrics:
         **size_group_accuracies(per_class, class_counts),
         "nll": negative_log_likelihood(scores, labels),
         "calibration_error": calibration_error(scores, labels),
+        "adaptive_calibration_error": adaptive_calibration_error(scores, labels),
+        "brier_score": brier_score(scores, labels),
+        "risk_coverage_area": risk_coverage_area(scores, labels),
+        "coverage_at_5_risk": coverage_at_risk(scores, labels, 0.05),
         "nll_scaled": negative_log_likelihood(scaled, labels),
         "calibration_error_scaled": calibration_error(scaled, labels),
         "fitted_temperature": temperature,
@@ -98,6 +106,51 @@ def calibration_error(scores: Tensor, labels: Tensor) -> float:
         probabilities, labels, scores.shape[1], n_bins=CALIBRATION_BINS, norm="l1", validate_args=False
     )
     return 100 * error.item()
+
+
+def adaptive_calibration_error(scores: Tensor, labels: Tensor) -> float:
+    """Calibration error in percent with bins of equally many images instead of equal width.
+
+    Confidences of trained networks crowd near 1, where bins of equal width put nearly all images into one.
+    """
+    confidence, right = confidence_and_correctness(scores, labels)
+    order = confidence.argsort()
+    gaps = [
+        abs((confidence[rows] - right[rows]).sum()) for rows in torch.tensor_split(order, CALIBRATION_BINS)
+    ]
+    return 100 * float(sum(gaps)) / len(labels)
+
+
+def brier_score(scores: Tensor, labels: Tensor) -> float:
+    """Mean of sum_c (p_c - y_c)^2, from 0 to 2."""
+    errors = scores.double().softmax(dim=1)
+    errors[torch.arange(len(labels)), labels] -= 1
+    return errors.square().sum(dim=1).mean().item()
+
+
+def selective_risks(scores: Tensor, labels: Tensor) -> Tensor:
+    """(N,) error rate of the k most confident images, for k = 1 to N."""
+    confidence, right = confidence_and_correctness(scores, labels)
+    wrong = 1 - right[confidence.argsort(descending=True, stable=True)]
+    return wrong.cumsum(0) / torch.arange(1, len(labels) + 1)
+
+
+def risk_coverage_area(scores: Tensor, labels: Tensor) -> float:
+    """Area under the risk-coverage curve, in percent: small if the least confident images are the wrong
+    ones, and about the error rate if confidence says nothing."""
+    return 100 * selective_risks(scores, labels).mean().item()
+
+
+def coverage_at_risk(scores: Tensor, labels: Tensor, risk: float) -> float:
+    """Largest share of the images in percent, most confident first, with an error rate of at most `risk`."""
+    within = (selective_risks(scores, labels) <= risk).nonzero()
+    return 100 * (int(within[-1]) + 1) / len(labels) if len(within) else 0.0
+
+
+def confidence_and_correctness(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """(N,) probability of the predicted class, and (N,) 1 where it is the label, both float64."""
+    confidence, predicted = scores.double().softmax(dim=1).max(dim=1)
+    return confidence, (predicted == labels).double()
 
 
 def cross_fit_temperature(scores: Tensor, labels: Tensor) -> tuple[Tensor, float]:

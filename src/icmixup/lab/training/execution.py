@@ -33,9 +33,13 @@ class Execution:
     """"tensorboard", "wandb", or both."""
     checkpoint_seconds: float = 60.0
     """Minimum time between two checkpoints."""
+    reuse: bool = False
+    """Take runs of another version of icmixup, device or precision, if all else agrees."""
     dataset: Dataset | None = field(default=None, repr=False, compare=False)
     """Images of all runs, if already loaded; other processes load them again."""
     # Set for each worker by the sweep.
+    fingerprint: str | None = None
+    """Fingerprint of the images that were loaded before; a worker that loads others raises an error."""
     threads: int | None = None
     """Threads of torch for one run; torch's own choice by default."""
     concurrent: int = 1

@@ -7,22 +7,24 @@ number of ranks.
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from icmixup.lab.augment import augment
 from icmixup.lab.datasets import Dataset, load_dataset
-from icmixup.lab.training.evaluate import evaluate, split_scores
+from icmixup.lab.training.evaluate import Metrics, evaluate, split_scores
 from icmixup.lab.training.execution import Execution
+from icmixup.lab.training.identity import Identity, autocast_dtype, identify
+from icmixup.lab.training.inputs import write_inputs
 from icmixup.lab.training.lock import lock_folder
+from icmixup.lab.training.predictions import Predictions, finished_row, make_predictions, write_predictions
 from icmixup.lab.training.ranks import (
     average_over_ranks,
     broadcast_from_first,
@@ -41,7 +43,6 @@ from icmixup.lab.training.step import (
     Epoch,
     GraphedEpoch,
     Learner,
-    autocast_dtype,
     make_learner,
     make_step,
 )
@@ -73,35 +74,36 @@ class Stopped(Exception):
 
 
 def train(recipe: Recipe, execution: Execution, on_progress: OnProgress | None = None) -> Row:
-    """Train a recipe in execution.out / recipe.name, resuming from its checkpoint, and return its row.
+    """Train a recipe in its folder under execution.out, resuming from its checkpoint, and return its row.
 
-    A finished run is not trained again.
+    A finished run of the same recipe and identity is not trained again.
 
     Args:
         on_progress: called several times a second, at least once per epoch; may raise Stopped.
     """
     device = pick_device(execution.device)
-    run = open_run(execution.out, recipe)
-    if world_size() == 1 and (row := run.result()) is not None:
-        return row
     with join_ranks(device), ExitStack() as held:
         with compare_notes() as notes:
-            held.enter_context(lock_run(run))
-            row = run.result()  # again: another process may have finished it before it released the lock
-            data = execution.dataset if row is None else None
+            data = execution.dataset
+            data = load_recipe_data(recipe, execution.data_dir) if data is None else data
+            check_fingerprint(recipe, data, execution.fingerprint)
+            identity = identify(recipe, data, device.type)
+            run = open_run(execution.out, recipe, identity, reuse=execution.reuse)
+            row = finished_row(run) if world_size() == 1 else None
             if row is None:
-                data = (load_recipe_data(recipe, execution.data_dir) if data is None else data).to(device)
                 check_sizes(recipe, data)
+                held.enter_context(lock_run(run))
+                row = finished_row(run)  # the process that held the lock may have finished it
             if world_size() > 1:
-                notes.update(describe_start(run, data))
+                notes.update(describe_start(run, identity, row))
         if row is not None:
             return row
-        assert data is not None
+        data = data.to(device)
         session = Session(run, data, make_learner(recipe, data, wrap_for_ranks), on_progress)
         session.resume()
         with open_trackers(execution.trackers, run) as track:
             session.train(execution.checkpoint_seconds, track)
-        return broadcast_from_first(run.finish(session.row(execution.concurrent)) if rank() == 0 else {})
+        return broadcast_from_first(session.finish(execution.concurrent) if rank() == 0 else {})
 
 
 def load_recipe_data(recipe: Recipe, data_dir: Path, *, show_progress: bool = False) -> Dataset:
@@ -114,24 +116,15 @@ def lock_run(run: Run) -> AbstractContextManager[None]:
     return lock_folder(run.folder, wait=world_size() == 1) if rank() == 0 else nullcontext()
 
 
-def describe_start(run: Run, data: Dataset | None) -> dict[str, object]:
-    """What must be the same on every rank: recipe, data, and the state of the run folder."""
+def describe_start(run: Run, identity: Identity, row: Row | None) -> dict[str, object]:
+    """What must be the same on every rank: recipe, identity with the images, and the state of the folder."""
     state, _ = run.load(torch.device("cpu"))
     return {
         **run.recipe.fields(),
-        "the data's checksum": None if data is None else checksum(data),
+        **{f"the identity's {name}": value for name, value in identity._asdict().items()},
         "the checkpoint's epoch": None if state is None else state["epochs_done"],
-        "finished": data is None,
+        "finished": row is not None,
     }
-
-
-def checksum(data: Dataset) -> str:
-    """Ten hexadecimal digits of all images and labels."""
-    digest = hashlib.sha256()
-    for tensor in (data.train.images, data.train.labels, data.test.images, data.test.labels):
-        digest.update(str(tuple(tensor.shape)).encode())
-        digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:10]
 
 
 class Session:
@@ -146,7 +139,7 @@ class Session:
         self.speeds: list[float] = []  # images per second, by epoch
         self.loss = math.nan
         self.accuracy: float | None = None
-        self.metrics: dict[str, Any] = {}
+        self.predictions: Predictions | None = None  # of the last epoch
         self.last_epoch: Checkpoint | None = None  # a copy of the state at the end of the last epoch
         self.order = torch.Generator(learner.device)
         self.images = images_per_epoch(self.recipe, len(data.train))
@@ -163,7 +156,7 @@ class Session:
         if state is not None:
             self.learner.load(state)
             self.epochs_done, self.seconds = state["epochs_done"], state["seconds"]
-            self.accuracy, self.loss, self.metrics = state["accuracy"], state["loss"], state["metrics"]
+            self.accuracy, self.loss = state["accuracy"], state["loss"]
         wait_for_all()  # every rank must have read the files before they are renamed
         if rank() == 0:
             self.run.cut_log(self.epochs_done)
@@ -262,25 +255,40 @@ class Session:
                 else "weights overflowed at the end"
             )
             raise Diverged(
-                f"the {what} of epoch {number + 1} of {self.recipe.name}; try --lr {self.recipe.lr / 10:g}, "
-                f"--clip-norm 1 or --precision float32 (the last valid checkpoint is in {self.run.folder})"
+                f"the {what} of epoch {number + 1} of {self.run.folder.name}; "
+                f"try --lr {self.recipe.lr / 10:g}, --clip-norm 1 or --precision float32 "
+                f"(the last valid checkpoint is in {self.run.folder})"
             )
 
     def evaluate_if_due(self) -> None:
         """Evaluate on the test set, every few epochs and at the end."""
         if rank() == 0 and (self.epochs_done % self.recipe.eval_every == 0 or self.at_end()):
-            with PREPARING:  # evaluating a new shape must not fall into another thread's capture
-                scores = split_scores(
-                    self.learner.tested,
-                    self.data.test,
-                    self.data.mean,
-                    self.data.std,
-                    autocast_dtype=autocast_dtype(self.recipe, self.learner.device),
-                )
-            top = scores.argmax(dim=1)
-            self.accuracy = 100 * (top == self.data.test.labels.cpu()).double().mean().item()
+            predictions = self.predict()
+            self.accuracy = 100 * float(predictions.correct.mean())
             if self.at_end():
-                self.metrics = evaluate(scores, self.data.test.labels.cpu(), self.data.class_counts.cpu())
+                self.predictions = predictions
+
+    def predict(self) -> Predictions:
+        """The scores of all test images with the current weights."""
+        with PREPARING:  # evaluating a new shape must not fall into another thread's capture
+            scores = split_scores(
+                self.learner.tested,
+                self.data.test,
+                self.data.mean,
+                self.data.std,
+                autocast_dtype=autocast_dtype(self.recipe, self.learner.device),
+            )
+        test = self.data.test
+        return make_predictions(scores, test.labels, test.file_names, self.data.class_names)
+
+    def finish(self, concurrent: int) -> Row:
+        """Write predictions, then the result that is computed from them, and return it."""
+        # None if the last checkpoint was complete, but the result was not written.
+        predictions = self.predict() if self.predictions is None else self.predictions
+        write_predictions(self.run.folder, predictions)
+        write_inputs(self.run.folder, self.data)
+        metrics = evaluate(*predictions.tensors(), self.data.class_counts.cpu())
+        return self.run.finish(self.row(metrics, concurrent))
 
     def at_end(self) -> bool:
         return self.epochs_done == self.recipe.epochs
@@ -324,26 +332,48 @@ class Session:
             "seconds": self.seconds,
             "accuracy": self.accuracy,
             "loss": self.loss,
-            "metrics": self.metrics,
         }
         return {**self.learner.state(), **progress}
 
-    def row(self, concurrent: int) -> Row:
+    def row(self, metrics: Metrics, concurrent: int) -> Row:
         """The run as one row: recipe, metrics, time, and where it was made."""
         speeds = sorted(self.speeds)
+        # A finished run that is only evaluated again keeps what was measured when it was trained.
+        before = self.run.result() or {}
+        now = identify(self.recipe, self.data, self.learner.device.type)
         return {
             **self.recipe.fields(),
             "key": self.recipe.key,
-            **self.metrics,
+            **metrics,
             "loss": self.loss,
             "train_images": len(self.data.train),
             "minutes": round(self.seconds / 60, 3),
-            "images_per_second": round(speeds[len(speeds) // 2]) if speeds else None,
+            "images_per_second": round(speeds[len(speeds) // 2])
+            if speeds
+            else before.get("images_per_second"),
             "ranks": world_size(),
             "at_once": concurrent,  # the column's name in results/*.csv
+            **joined_columns(now if self.run.identity is None else self.run.identity, now),
             **provenance(self.learner.device),
             "folder": self.run.folder.name,
         }
+
+
+def joined_columns(then: Identity, now: Identity) -> dict[str, str]:
+    """Columns of the identity; a run that --reuse resumed elsewhere names both, as in "cpu then cuda"."""
+    return {
+        name: first if first == last else f"{first} then {last}"
+        for (name, first), last in zip(then.columns.items(), now.columns.values(), strict=True)
+    }
+
+
+def check_fingerprint(recipe: Recipe, data: Dataset, expected: str | None) -> None:
+    """Raise an error if these are not the images that the sweep started with."""
+    if expected is not None and data.fingerprint != expected:
+        raise ValueError(
+            f"the images of {recipe.dataset} have changed since this command started (fingerprint "
+            f"{data.fingerprint}, was {expected}); run the same command again"
+        )
 
 
 def check_sizes(recipe: Recipe, data: Dataset) -> None:

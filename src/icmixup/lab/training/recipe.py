@@ -100,7 +100,7 @@ def check_field(name: str, annotation: str, value: object) -> None:
             raise ValueError(f"{name} must be {RANGES[name].meaning}, got {value!r}")
     elif annotation == "bool" and not isinstance(value, bool):
         raise ValueError(f"{name} must be true or false, got {value!r}")
-    elif annotation == "str" and (not isinstance(value, str) or not value.strip() or "\0" in value):
+    elif annotation == "str" and (not isinstance(value, str) or "\0" in value):
         raise ValueError(f"{name} must be a name, got {value!r}")
     elif annotation.startswith("tuple[int") and not is_whole_numbers(value):
         raise ValueError(f"{name} must be whole numbers, got {value!r}")
@@ -264,15 +264,22 @@ class Recipe(Numerics, Mixing, Augmentation, Optimisation, Subset, Task):
     @property
     def title(self) -> str:
         """A short name without special characters; runs of one title may still differ in other fields."""
-        data = Path(self.dataset.replace("hf:", "hf-")).name if "/" in self.dataset else self.dataset
+        return f"{self.data_title}.{self.model.replace('/', '-')}.{self.method}.s{self.seed}"
+
+    @property
+    def data_title(self) -> str:
+        """A short name of the training images, without the path of their folder."""
+        data = self.dataset.replace("hf:", "hf-")
+        if not data.strip(".") or "/" in data:  # "." is a folder too
+            data = Path(data).name.strip(".") or Path(data).resolve().name or "images"
         part = "" if self.fraction == 1 else f"-{self.fraction * 100:g}pct"
         part += "" if self.per_class is None else f"-{self.per_class}each"
         part += "" if self.imbalance == 1 else f"-lt{min(self.imbalance, 1 / self.imbalance):g}"
-        return f"{data}{part}.{self.model.replace('/', '-')}.{self.method}.s{self.seed}"
+        return data + part
 
     @property
     def name(self) -> str:
-        """Name of the run's folder."""
+        """Title and key: two recipes with the same name are equal."""
         return f"{self.title}.{self.key}"
 
     @property

@@ -1,4 +1,5 @@
-"""A run's folder: recipe.json, log.jsonl, checkpoint.pt and, at the end, result.json.
+"""A run's folder: recipe.json, identity.json, log.jsonl, checkpoint.pt and, at the end, predictions.npz and
+result.json.
 
 Files are written to a temporary name, flushed and renamed, so a reader never sees a partial file, even after
 a kill.
@@ -7,6 +8,7 @@ a kill.
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import io
 import json
@@ -14,7 +16,8 @@ import os
 import platform
 import subprocess
 import warnings
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,9 +26,16 @@ from typing import Any
 import torch
 
 from icmixup.lab.datasets.temporary import remove_leftovers, temporary_path
+from icmixup.lab.training.identity import (
+    Identity,
+    describe_difference,
+    is_same_experiment,
+    run_key,
+    settings_key,
+)
 from icmixup.lab.training.ranks import rank
 from icmixup.lab.training.recipe import Recipe
-from icmixup.lab.training.stored import read_lines, read_result
+from icmixup.lab.training.stored import read_json, read_lines, read_recipe_file, read_result
 
 Row = dict[str, Any]  # a finished run: recipe, metrics, time and provenance, as result.json stores them
 Checkpoint = dict[str, Any]
@@ -35,14 +45,22 @@ DIGEST = 32  # bytes of the SHA-256 at the end of a checkpoint
 
 @dataclass(frozen=True)
 class Run:
-    """A recipe, and the folder it is trained in."""
+    """A recipe, the folder it is trained in, and its identity; None for runs of earlier versions."""
 
     folder: Path
     recipe: Recipe
+    identity: Identity | None = None
+
+    @property
+    def key(self) -> str:
+        """The end of the folder's name, different for every run."""
+        return self.folder.name.rpartition(".")[2]
 
     def result(self) -> Row | None:
         """The row of a finished run, or None."""
-        return read_result(self.folder / "result.json", self.recipe)
+        row = read_result(self.folder / "result.json", self.recipe)
+        # The images may have been at another path when the run was trained.
+        return None if row is None else row | {"key": self.recipe.key, "dataset": self.recipe.dataset}
 
     def finish(self, row: Row) -> Row:
         """Write the row; a finished run keeps only its newest checkpoint."""
@@ -69,7 +87,8 @@ class Run:
         """Write a checkpoint; the previous one is kept as checkpoint.previous.pt."""
         newest, previous = self.checkpoints()
         buffer = io.BytesIO()
-        torch.save({**state, "recipe": self.recipe.key}, buffer)
+        identity = None if self.identity is None else self.identity._asdict()
+        torch.save({**state, "recipe": settings_key(self.recipe), "identity": identity}, buffer)
         content = buffer.getvalue()
         write_atomically(
             newest, content + hashlib.sha256(content).digest(), keep=previous if newest.exists() else None
@@ -82,7 +101,7 @@ class Run:
             if not path.exists():
                 continue
             try:
-                return read_checkpoint(path, self.recipe, device), rejected
+                return read_checkpoint(path, self.recipe, device, self.identity), rejected
             except ValueError as error:
                 rejected[path] = str(error)
         return None, rejected
@@ -99,18 +118,62 @@ class Run:
         return self.folder / "checkpoint.pt", self.folder / "checkpoint.previous.pt"
 
 
-def open_run(root: Path, recipe: Recipe) -> Run:
-    """The folder of a recipe under `root`, created if it does not exist."""
-    run = Run(root / recipe.name, recipe)
+def open_run(root: Path, recipe: Recipe, identity: Identity, *, reuse: bool = False) -> Run:
+    """The run of a recipe under `root`; its folder is created if it does not exist."""
+    run = locate_run(root, recipe, identity, reuse=reuse)
     if rank() == 0:
         run.folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(run.folder)
+    if rank() == 0 and not (run.folder / "identity.json").exists():
         write_atomically(run.folder / "recipe.json", json.dumps(recipe.fields(), indent=1).encode())
+        write_atomically(run.folder / "identity.json", json.dumps(identity._asdict(), indent=1).encode())
     return run
 
 
-def read_checkpoint(path: Path, recipe: Recipe, device: torch.device) -> Checkpoint:
-    """An intact checkpoint of this recipe; anything else raises a ValueError that says what it is."""
+def locate_run(root: Path, recipe: Recipe, identity: Identity, *, reuse: bool = False) -> Run:
+    """Where a run is or will be: in the folder of its recipe and identity.
+
+    Args:
+        reuse: if that folder does not exist, take a run of another version, device or precision, one that is
+            finished if there is one.
+    """
+    run = Run(root / f"{recipe.title}.{run_key(recipe, identity)}", recipe, identity)
+    if reuse and not run.folder.exists():
+        found = [other for other in other_runs(run) if is_same_experiment(other.identity, identity)]
+        return min(found, key=lambda other: other.result() is None, default=run)
+    return run
+
+
+def runs_of(root: Path, recipe: Recipe) -> Iterator[Run]:
+    """All runs of a recipe under `root`, of any identity, wherever its images were."""
+    for path in sorted(root.glob(f"{glob.escape(recipe.title)}.*/recipe.json")):
+        with contextlib.suppress(ValueError, TypeError):  # damaged, or a recipe of another version
+            found = read_recipe_file(path)
+            if replace(found, dataset=recipe.dataset) == recipe:
+                yield Run(path.parent, recipe, read_identity(path.parent))
+
+
+def other_runs(run: Run) -> list[Run]:
+    """Runs of the same recipe, but of another identity."""
+    return [other for other in runs_of(run.folder.parent, run.recipe) if other.folder != run.folder]
+
+
+def read_identity(folder: Path) -> Identity | None:
+    """The identity of the run in a folder; None if it was trained before runs had one."""
+    path = folder / "identity.json"
+    if not path.exists():
+        return None
+    fields = read_json(path)
+    if not isinstance(fields, dict) or fields.keys() != set(Identity._fields):
+        raise ValueError(f"{path} is not the identity of a run: remove it, or the folder")
+    return Identity(**fields)
+
+
+def read_checkpoint(
+    path: Path, recipe: Recipe, device: torch.device, identity: Identity | None = None
+) -> Checkpoint:
+    """An intact checkpoint of this recipe and identity; anything else raises a ValueError that says what it
+    is."""
     content = path.read_bytes()
     body, digest = content[:-DIGEST], content[-DIGEST:]
     foreign = f"{path} is damaged or not a checkpoint of icmixup; it is renamed and not used"
@@ -122,10 +185,16 @@ def read_checkpoint(path: Path, recipe: Recipe, device: torch.device) -> Checkpo
         raise ValueError(foreign) from error
     if not isinstance(state, dict) or not state.keys() >= STATE or type(state["epochs_done"]) is not int:
         raise ValueError(foreign)
-    if state.get("recipe") != recipe.key:
+    # Checkpoints of earlier versions have the key of the whole recipe.
+    if state.get("recipe") not in (settings_key(recipe), recipe.key):
         raise ValueError(
-            f"{path} belongs to recipe {state.get('recipe')}, not {recipe.key}; it is renamed and not used"
+            f"{path} belongs to recipe {state.get('recipe')}, not {settings_key(recipe)}; "
+            "it is renamed and not used"
         )
+    if identity is not None and state.get("identity") != identity._asdict():
+        stored = state.get("identity")
+        reason = describe_difference(None if stored is None else Identity(**stored), identity)
+        raise ValueError(f"{path} belongs to another run: {reason}; it is renamed and not used")
     return state
 
 

@@ -21,6 +21,7 @@ from icmixup.hidden import hidden_modules
 from icmixup.lab.augment import normaliser
 from icmixup.lab.datasets import Dataset
 from icmixup.lab.models import build_model
+from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.recipe import Recipe
 from icmixup.methods import Method
 from icmixup.objective import training_loss
@@ -173,12 +174,6 @@ def make_step(learner: Learner, recipe: Recipe, method: Method, dataset: Dataset
         return loss.detach().float()
 
     return step
-
-
-def autocast_dtype(recipe: Recipe, device: torch.device) -> torch.dtype | None:
-    """bfloat16 where the recipe or the device selects it, otherwise None."""
-    wanted = recipe.precision == "bfloat16" or (recipe.precision == "auto" and device.type == "cuda")
-    return torch.bfloat16 if wanted else None
 
 
 @torch.no_grad()

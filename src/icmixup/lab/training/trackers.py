@@ -57,7 +57,7 @@ def open_wandb(run: Run) -> Iterator[Track]:
         raise ValueError("wandb is not installed; pip install icmixup[trackers]") from error
     # One id per recipe, so that a resumed run continues the same curve.
     with wandb.init(
-        project="icmixup", name=run.recipe.name, id=run.recipe.key, resume="allow", dir=run.folder
+        project="icmixup", name=run.folder.name, id=run.key, resume="allow", dir=run.folder
     ) as board:
         board.config.update(run.recipe.fields(), allow_val_change=True)
         yield lambda epoch, values: board.log(values, step=epoch)

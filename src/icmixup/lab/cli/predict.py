@@ -1,0 +1,77 @@
+"""icmixup predict: classify images with a trained run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tyro import conf
+
+from icmixup.lab.cli.shared import Flag
+from icmixup.lab.cli.terminal import count, print_note
+
+if TYPE_CHECKING:
+    from icmixup.lab.training.trained import Prediction
+
+SUMMARY = "Classify images with a trained run."
+HELP = f"""{SUMMARY}
+
+Prints one line per image: file, class, probability. The probability is that of the most probable class, after
+temperature scaling. Files that cannot be read are reported and left out; the exit code is then 1.
+
+  icmixup predict runs/photos.small-cnn.ic-mixup.s0.* photo.jpg folder/of/photos
+  icmixup predict model.safetensors folder/of/photos --to predictions.csv"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictFlags:
+    """Classify images with a trained run."""
+
+    run: conf.Positional[Path]
+    """Folder of a finished run, or a file that `icmixup export` wrote."""
+    paths: conf.Positional[tuple[Path, ...]]
+    """Image files, and folders of them."""
+    to: Path | None = None
+    """CSV file to write; standard output by default."""
+    device: str | None = None
+    """cpu, cuda, cuda:1 or mps; a GPU if there is one by default."""
+    debug: Flag = False
+    """Show a traceback with an error."""
+
+
+def run_predict(flags: PredictFlags) -> int:
+    """Classify all images, write the CSV."""
+    from icmixup.lab.training.ranks import pick_device
+    from icmixup.lab.training.trained import find_images, load_trained
+
+    if not flags.paths:
+        raise ValueError("no images to classify; pass image files or folders of them after the run")
+    paths = list(find_images(flags.paths))
+    trained = load_trained(flags.run, pick_device(flags.device))
+    skipped: list[ValueError] = []
+    found = trained.predict(paths, skipped.append)
+    for reason in skipped:
+        print_note(str(reason))
+    if not found:
+        raise ValueError(f"none of the {count(len(paths), 'file')} could be read")
+    write_rows(found, flags.to)
+    return 1 if skipped else 0
+
+
+def write_rows(found: list[Prediction], to: Path | None) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("file", "class", "probability"))
+    writer.writerows((file, name, f"{probability:.6f}") for file, name, probability in found)
+    if to is None:
+        sys.stdout.write(text.getvalue())
+    else:
+        from icmixup.lab.training.run_folder import write_atomically
+
+        to.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(to, text.getvalue().encode())
+        print_note(f"written: {to}, {count(len(found), 'image')}")

@@ -1,0 +1,149 @@
+"""What a comparison trains on what, before it trains: one block of lines, also stored in comparison.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from icmixup.lab.comparison.correction import FIRST_LOOK
+from icmixup.lab.datasets import Dataset
+from icmixup.lab.models import build_model
+from icmixup.lab.sweep.progress import duration
+from icmixup.lab.training.recipe import Recipe, images_per_epoch
+
+# Two trained methods often disagree on about one test image in ten. The choice of test images alone then
+# moves their difference by 1.96 sqrt(0.1 / N), which is 2 points with 1,000 images.
+DISAGREEMENT = 0.1
+RESOLVABLE_POINTS = 2.0
+FEWEST_STEPS = 300  # of the optimizer, below which accuracies say more about speed than about the method
+
+
+@dataclass(frozen=True)
+class Overview:
+    """Data, training and methods of a comparison."""
+
+    classes: int
+    train_images: int
+    test_images: int
+    split_by: str
+    smallest_class: tuple[str, int]  # name, training images
+    largest_class: tuple[str, int]
+    original_size: str
+    training_size: str
+    augmentation: str
+    model: str
+    parameters: int
+    recipe: str
+    epochs: int
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    adaptive: bool  # seeds are added until the question is settled, with --seeds auto
+    where: str  # device and concurrency
+    estimated_seconds: float | None  # None if unknown
+    warnings: tuple[str, ...]
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Rows (what, value) to print."""
+        images = f"{self.train_images:,} for training, {self.test_images:,} for testing ({self.split_by})"
+        smallest, largest = (f"{name} ({size:,})" for name, size in (self.smallest_class, self.largest_class))
+        original = self.original_size or self.training_size
+        same = original == self.training_size
+        fewest = f"{FIRST_LOOK} to " if self.adaptive and len(self.seeds) > FIRST_LOOK else ""
+        seeds = f"{fewest}{len(self.seeds)} seed{'s'[: len(self.seeds) != 1]}"
+        most = "at most" if self.adaptive else "about"
+        time = "unknown" if self.estimated_seconds is None else f"{most} {duration(self.estimated_seconds)}"
+        return [
+            ("images", images),
+            ("classes", f"{self.classes}; smallest {smallest}, largest {largest}"),
+            ("resolution", original if same else f"{original}, trained at {self.training_size}"),
+            ("augmentation", self.augmentation),
+            (
+                "model",
+                f"{self.model}, {self.parameters:,} parameters, {self.epochs} epochs, recipe {self.recipe}",
+            ),
+            ("methods", f"{' '.join(self.methods)}; {seeds} each"),
+            ("time", f"{time}, on {self.where}"),
+        ]
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def describe_comparison(
+    recipe: Recipe,
+    data: Dataset,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    recipe_name: str,
+    where: str,
+    seconds: float | None,
+    adaptive: bool = False,
+) -> Overview:
+    """The overview of methods x seeds on a dataset, with warnings where the data cannot answer."""
+    counts = data.class_counts
+    smallest, largest = int(counts.argmin()), int(counts.argmax())
+    channels, height, width = data.train.images.shape[1:]
+    model = build_model(recipe.model, data.num_classes, channels=channels, seed=0)
+    return Overview(
+        classes=data.num_classes,
+        train_images=len(data.train),
+        test_images=len(data.test),
+        split_by=data.split_by or "given",
+        smallest_class=(data.class_names[smallest], int(counts[smallest])),
+        largest_class=(data.class_names[largest], int(counts[largest])),
+        original_size=data.original_size,
+        training_size=f"{width} x {height}",
+        augmentation=describe_augmentation(recipe),
+        model=recipe.model,
+        parameters=sum(weight.numel() for weight in model.parameters()),
+        recipe=recipe_name,
+        epochs=recipe.epochs,
+        methods=tuple(methods),
+        seeds=tuple(seeds),
+        adaptive=adaptive,
+        where=where,
+        estimated_seconds=seconds,
+        warnings=tuple(find_warnings(recipe, data)),
+    )
+
+
+def describe_augmentation(recipe: Recipe) -> str:
+    parts = [
+        f"crop after padding by {recipe.padding} ({recipe.padding_mode})" if recipe.padding else "",
+        "horizontal flip" if recipe.flip else "",
+        f"rotation up to {recipe.rotation:g} degrees" if recipe.rotation else "",
+        "TrivialAugment" if recipe.trivial else "",
+    ]
+    return ", ".join(part for part in parts if part) or "none"
+
+
+def find_warnings(recipe: Recipe, data: Dataset) -> list[str]:
+    """Why the data or the recipe may not answer which method is better."""
+    found = []
+    points = 196 * (DISAGREEMENT / len(data.test)) ** 0.5
+    if points > RESOLVABLE_POINTS:
+        found.append(
+            f"{len(data.test):,} test images can hardly show a difference below {points:.1f} points (if two "
+            f"methods disagree on one image in ten); {round(DISAGREEMENT * 196**2):,} could show 1 point"
+        )
+    steps = recipe.epochs * -(-images_per_epoch(recipe, len(data.train)) // recipe.batch_size)
+    if steps < FEWEST_STEPS:
+        found.append(
+            f"{recipe.epochs} epochs of {len(data.train):,} images are {steps} steps of the optimizer, fewer "
+            f"than {FEWEST_STEPS}: methods that learn slowly look worse than they are; use more --epochs"
+        )
+    missing = untested_classes(data.test.labels, data.class_names)
+    if missing:
+        names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+        found.append(f"{len(missing)} of {data.num_classes} classes have no test images: {names}")
+    return found
+
+
+def untested_classes(labels: Tensor, class_names: Sequence[str]) -> list[str]:
+    """Names of the classes that (N,) test labels lack."""
+    counts = torch.bincount(labels.cpu(), minlength=len(class_names)).tolist()
+    return [name for name, count in zip(class_names, counts, strict=True) if not count]

@@ -1,0 +1,47 @@
+"""What a trained network expects as input: inputs.json in a run's folder.
+
+With it, a run can be used on new images without the dataset it was trained on.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from icmixup.lab.datasets import Dataset
+from icmixup.lab.training.run_folder import write_atomically
+
+FILE_NAME = "inputs.json"
+
+
+class Inputs(NamedTuple):
+    """Size and normalisation of images, and the names of classes in the order of the scores."""
+
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...]  # of each channel, of pixels in [0, 1]
+    std: tuple[float, ...]
+    image_size: int  # side of the square images in pixels
+    channels: int  # 3, or 1 for grey
+
+
+def inputs_of(data: Dataset) -> Inputs:
+    """What a network trained on this dataset expects."""
+    channels, _, side = data.train.images.shape[1:]
+    return Inputs(data.class_names, data.mean, data.std, side, channels)
+
+
+def write_inputs(folder: Path, data: Dataset) -> None:
+    write_atomically(folder / FILE_NAME, json.dumps(inputs_of(data)._asdict(), indent=1).encode())
+
+
+def read_inputs(folder: Path) -> Inputs:
+    """The inputs of the run in a folder; a ValueError if it was trained before they were stored."""
+    path = folder / FILE_NAME
+    if not path.exists():
+        raise ValueError(
+            f"{folder} has no {FILE_NAME}: it is not the folder of a finished run, or an earlier version of "
+            "icmixup trained it; train it again"
+        )
+    stored = {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(path.read_text()).items()}
+    return Inputs(**stored)  # type: ignore[arg-type]

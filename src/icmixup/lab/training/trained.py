@@ -1,0 +1,218 @@
+"""Trained networks: load one from a run or from an exported file, and use it on new images.
+
+from icmixup.lab.training.trained import load_trained
+network = load_trained("model.safetensors")  # or the folder of a run
+print(network.predict(["photo.jpg"]))
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from icmixup.lab.augment import normalise
+from icmixup.lab.datasets.folder import is_image, to_square
+from icmixup.lab.models import build_model
+from icmixup.lab.training.evaluate import evaluation_mode
+from icmixup.lab.training.identity import autocast_dtype
+from icmixup.lab.training.inputs import Inputs, read_inputs
+from icmixup.lab.training.run_folder import Run, read_identity, write_atomically
+from icmixup.lab.training.step import to_device
+from icmixup.lab.training.stored import read_recipe_file, read_run_names
+
+BATCH = 256
+SUFFIX = ".safetensors"
+
+
+class Prediction(NamedTuple):
+    """The most probable class of an image."""
+
+    file: str
+    class_name: str
+    probability: float  # after temperature scaling
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A network with everything that is needed to use it."""
+
+    model: nn.Module  # maps (B, channels, image_size, image_size) normalised images to (B, C) scores
+    inputs: Inputs
+    temperature: float  # divides the scores
+    model_name: str
+    autocast_dtype: torch.dtype | None
+    about: Mapping[str, Any]  # where it comes from
+
+    def prepare(self, image: Image.Image) -> Tensor:
+        """(channels, image_size, image_size) uint8: the image as in training."""
+        square = to_square(image, self.inputs.image_size)
+        if self.inputs.channels == 1:  # ITU-R 601 luma, as Pillow converts to grey
+            weights = torch.tensor([0.299, 0.587, 0.114])
+            square = (square.float() * weights[:, None, None]).sum(dim=0, keepdim=True).round().byte()
+        return square
+
+    def probabilities(self, images: Tensor) -> Tensor:
+        """(B, C) probabilities, after temperature scaling, of (B, channels, H, W) uint8 images."""
+        device = next(self.model.parameters()).device
+        mean, std = (torch.tensor(values, device=device) for values in (self.inputs.mean, self.inputs.std))
+        autocast = partial(torch.autocast, device.type, dtype=self.autocast_dtype)
+        with evaluation_mode(self.model), torch.inference_mode():
+            with autocast(enabled=self.autocast_dtype is not None):
+                scores: Tensor = self.model(normalise(images.to(device), mean, std))
+            return (scores.float() / self.temperature).softmax(dim=1).cpu()
+
+    def predict(
+        self, paths: Sequence[Path | str], on_error: Callable[[ValueError], None] | None = None
+    ) -> list[Prediction]:
+        """The class of each image file.
+
+        Args:
+            on_error: called for a file that cannot be read, which is then left out; by default the error is
+                raised.
+        """
+        found: list[Prediction] = []
+        for start in range(0, len(paths), BATCH):
+            images: dict[str, Tensor] = {}
+            for path in paths[start : start + BATCH]:
+                try:
+                    images[str(path)] = self.read(path)
+                except ValueError as error:
+                    if on_error is None:
+                        raise
+                    on_error(error)
+            if images:
+                tops = self.probabilities(torch.stack(list(images.values()))).max(dim=1)
+                for file, probability, label in zip(images, *(top.tolist() for top in tops), strict=True):
+                    found.append(Prediction(file, self.inputs.class_names[label], probability))
+        return found
+
+    def read(self, path: Path | str) -> Tensor:
+        """(channels, image_size, image_size) uint8 of a file; a ValueError names one that cannot be read."""
+        try:
+            with Image.open(path) as image:
+                return self.prepare(image)
+        except Exception as error:  # a broken file can raise nearly anything
+            raise ValueError(f"{path} cannot be read as an image: {error}") from error
+
+
+def find_images(paths: Sequence[Path]) -> Iterator[Path]:
+    """Image files: those named, and all inside of folders that are named, in a fixed order."""
+    for path in paths:
+        if path.is_dir():
+            inside = [file for file in sorted(path.rglob("*")) if is_image(file)]
+            if not inside:
+                raise ValueError(f"{path} contains no image files")
+            yield from inside
+        elif path.exists():
+            yield path
+        else:
+            raise ValueError(f"{path} does not exist; pass image files or folders of them")
+
+
+def load_trained(path: Path | str, device: torch.device | str = "cpu") -> Trained:
+    """The network of a finished run's folder, or of a file that `export_run` wrote."""
+    path, device = Path(path), torch.device(device)
+    return load_exported(path, device) if path.suffix == SUFFIX else load_run(find_run(path), device)
+
+
+def load_run(run: Run, device: torch.device) -> Trained:
+    """The network of a finished run."""
+    inputs, row = read_inputs(run.folder), run.result() or {}
+    model = build_model(run.recipe.model, len(inputs.class_names), channels=inputs.channels, seed=0)
+    about = {name: row.get(name) for name in ("method", "seed", "accuracy", "fingerprint", "version")}
+    return Trained(
+        load_weights(run, to_device(model, device)),
+        inputs,
+        float(row["fitted_temperature"]),
+        run.recipe.model,
+        autocast_dtype(run.recipe, device),
+        {"run": run.folder.name, **about},
+    )
+
+
+def load_weights(run: Run, model: nn.Module) -> nn.Module:
+    """The model with the weights that the run was tested with: averaged weights if the recipe sets ema."""
+    state, refused = run.load(next(model.parameters()).device)
+    if state is None:
+        reason = "; ".join(refused.values()) or f"there is no {run.checkpoints()[0].name}"
+        raise ValueError(f"{run.folder} has no weights: {reason}")
+    model.load_state_dict(state["model" if run.recipe.ema is None else "average"])
+    return model
+
+
+def find_run(folder: Path) -> Run:
+    """The finished run in a folder; a ValueError describes the folder if it has none."""
+    path = folder / "recipe.json"
+    if not path.exists():
+        raise ValueError(f"{folder} {describe_folder(folder)}; pass the folder of a finished run")
+    run = Run(folder, read_recipe_file(path), read_identity(folder))
+    if run.result() is None:
+        done = max((row.get("epoch", 0) for row in run.read_log()), default=0)
+        raise ValueError(
+            f"{folder} is unfinished after {done} of {run.recipe.epochs} epochs; run the command that "
+            "started it again to resume"
+        )
+    return run
+
+
+def describe_folder(folder: Path) -> str:
+    """What a folder without a recipe is."""
+    if not folder.is_dir():
+        return "is a file" if folder.exists() else "does not exist"
+    if (folder / "comparison.json").exists():
+        inside = [str(folder.parent / name) for name in read_run_names(folder / "comparison.json")]
+        return f"is a comparison of {len(inside)} runs" + (f" such as {inside[0]}" if inside else "")
+    inside = sorted(path.parent.name for path in folder.glob("*/recipe.json"))
+    return f"contains {len(inside)} runs such as {inside[0]}" if inside else "is not the folder of a run"
+
+
+def export_run(folder: Path, to: Path) -> tuple[Path, Path]:
+    """Write the weights of a run as safetensors, and what is needed to use them as JSON beside them.
+
+    The JSON is also stored in the file itself, under "icmixup" in its metadata.
+    """
+    from safetensors.torch import save
+
+    if to.suffix != SUFFIX:
+        raise ValueError(f"--to must end in {SUFFIX}, got {to}")
+    trained = load_trained(folder)
+    about = {
+        "model": trained.model_name,
+        **trained.inputs._asdict(),
+        "temperature": trained.temperature,
+        **trained.about,
+    }
+    weights = {name: weight.contiguous().clone() for name, weight in trained.model.state_dict().items()}
+    to.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(to, save(weights, metadata={"format": "pt", "icmixup": json.dumps(about)}))
+    beside = to.with_suffix(".json")
+    write_atomically(beside, json.dumps(about, indent=1).encode())
+    return to, beside
+
+
+def load_exported(path: Path, device: torch.device) -> Trained:
+    """The network in a file that `export_run` wrote."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.exists():
+        raise ValueError(f"{path} does not exist; icmixup export writes such a file")
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            about = json.loads((file.metadata() or {})["icmixup"])
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise ValueError(f"{path} was not written by icmixup export ({error})") from error
+    lists: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in about.items()}
+    inputs = Inputs(**{name: lists.pop(name) for name in Inputs._fields})
+    name, temperature = lists.pop("model"), float(lists.pop("temperature"))
+    model = build_model(name, len(inputs.class_names), channels=inputs.channels, seed=0)
+    model.load_state_dict(weights)
+    return Trained(to_device(model, device).eval(), inputs, temperature, name, None, lists)
