@@ -138,6 +138,15 @@ def wrapped_gradients(rank: int, sizes: tuple[int, ...]) -> dict[str, Any]:
     return found
 
 
+def validate_alone(rank: int, sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Rank 0 validates with integer labels while the others do nothing; then all must be able to talk."""
+    scores, labels = make_batch(sizes[rank], C)[1].log1p(), torch.arange(sizes[rank]) % C
+    loss = InfiniteClassLoss()(scores, labels) if rank == 0 else torch.zeros(())
+    total = torch.ones(())
+    dist.all_reduce(total)
+    return {"loss": loss, "expected": nn.functional.cross_entropy(scores, labels), "talk": total}
+
+
 def make_network() -> nn.Sequential:
     with torch.random.fork_rng():
         torch.manual_seed(2)
@@ -153,7 +162,8 @@ def start_rank(rank: int, sizes: tuple[int, ...], port: int, folder: Path) -> No
         world_size=len(sizes),
         timeout=timedelta(seconds=SECONDS),
     )
-    found = {work.__name__: work(rank, sizes) for work in (gather_losses, quarrel, wrapped_gradients)}
+    works = (gather_losses, quarrel, wrapped_gradients, validate_alone)
+    found = {work.__name__: work(rank, sizes) for work in works}
     torch.save(found, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
@@ -249,3 +259,10 @@ def test_ddp_gives_the_gradient_of_one_process_in_one_pass_and_in_parts(found: l
         assert len(each["wrapped_gradients"]) == 4
         for gradients in each["wrapped_gradients"].values():
             torch.testing.assert_close(gradients, wanted)
+
+
+def test_one_rank_can_validate_with_integer_labels_while_the_others_do_not(
+    found: list[dict[str, Any]],
+) -> None:
+    torch.testing.assert_close(found[0]["validate_alone"]["loss"], found[0]["validate_alone"]["expected"])
+    assert all(each["validate_alone"]["talk"] == len(found) for each in found)

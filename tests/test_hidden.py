@@ -131,7 +131,7 @@ def test_bad_input_is_named_in_the_error(model: nn.Sequential, images: Tensor) -
     boxes = draw_cutmix(LABELS, 1.0, (6, 6))
     with (
         pytest.raises(
-            ValueError, match=r"images are of shape \(5, 16\) but the pairs' weight is \(5, 1, 6, 6\)"
+            ValueError, match=r"images have shape \(5, 16\) but the pairs' weight has shape \(5, 6, 6\)"
         ),
         mix_hidden(model[5], boxes),
     ):

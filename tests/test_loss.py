@@ -162,8 +162,6 @@ def test_two_classes_suffice_for_sources() -> None:
     scores, targets = torch.randn(4, 2), torch.tensor([[0.1, 0.9], [0.5, 0.5], [0.8, 0.2], [0.6, 0.4]])
     both = [one_by_one(scores, targets, axes=("class",), negatives=(n,)) for n in ("sources", "classes")]
     torch.testing.assert_close(*both)
-    one_class = one_by_one(scores[:, :1], torch.ones(4, 1), axes=("class",), negatives=("sources",))
-    torch.testing.assert_close(one_class, torch.full((4,), math.log(2)))
 
 
 @EVERY_CHOICE
@@ -290,7 +288,7 @@ def test_keys_are_equal_exactly_where_targets_are(pairs: int, classes: int, turn
 
 
 @any_batch
-@given(st.integers(1, 9), st.integers(1, 6), st.integers(0, 10**6))
+@given(st.integers(1, 9), st.integers(2, 6), st.integers(0, 10**6))
 def test_permuting_the_pairs_permutes_losses_and_gradient(pairs: int, classes: int, seed: int) -> None:
     scores, targets = make_batch(seed, pairs, classes)
     order = torch.randperm(pairs, generator=torch.Generator().manual_seed(seed))
@@ -355,7 +353,7 @@ def test_centred_neither_feels_nor_pushes_a_constant_per_image(pairs: int, class
 
 
 @any_batch
-@given(st.integers(1, 8), st.integers(0, 10**6))
+@given(st.integers(2, 8), st.integers(0, 10**6))
 def test_one_hot_targets_of_distinct_classes_give_plain_cross_entropy(classes: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     scores, labels = torch.randn(classes, classes, generator=generator), torch.randperm(classes)
@@ -364,7 +362,7 @@ def test_one_hot_targets_of_distinct_classes_give_plain_cross_entropy(classes: i
 
 
 @any_batch
-@given(st.integers(1, 12), st.integers(1, 6), st.integers(0, 10**6))
+@given(st.integers(1, 12), st.integers(2, 6), st.integers(0, 10**6))
 def test_unmixed_class_axis_is_balanced_softmax_of_the_batch(pairs: int, classes: int, seed: int) -> None:
     """-log(e^S_y / sum_c b_c e^S_c), b_c images of class c in the batch: Balanced Softmax, less log b_y."""
     generator = torch.Generator().manual_seed(seed)
@@ -521,27 +519,69 @@ def test_module_carries_class_weights_along_and_shows_its_choices() -> None:
     assert "temperature=0.5" in repr(criterion)
 
 
+@EVERY_CHOICE
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_with_integer_labels_the_loss_is_plain_cross_entropy(choice: dict[str, Any], reduction: Any) -> None:
+    scores, targets = make_batch()
+    labels = targets.argmax(dim=1)
+    criterion = InfiniteClassLoss(reduction=reduction, **{k: v for k, v in choice.items() if k != "virtual"})
+    expected = torch.stack(
+        [-row.log_softmax(dim=0)[label] for row, label in zip(scores, labels, strict=True)]
+    )
+    expected = getattr(expected, reduction)() if reduction != "none" else expected
+    for same in (labels, labels.int(), labels.to(torch.uint8)):
+        torch.testing.assert_close(criterion(scores, same), expected)
+
+
+def test_integer_labels_are_scored_in_float32_under_autocast() -> None:
+    scores, labels = torch.randn(6, C, dtype=torch.bfloat16), torch.arange(6) % C
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = InfiniteClassLoss()(scores, labels)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, F.cross_entropy(scores.float(), labels))
+
+
 # Bad input
 
 BAD_CALLS: dict[str, tuple[str, Any]] = {
-    "labels for targets": (
-        r"targets are torch.int64 of shape \(7,\), as labels are.*\(7, 5\).*mix_targets",
-        lambda s, t: infinite_class_loss(s, t.argmax(dim=1)),
+    "float labels": (
+        r"targets have dtype torch.float64 and shape \(7,\); expected \(B, C\) class shares.*\(B,\) integers",
+        lambda s, t: infinite_class_loss(s, t.argmax(dim=1).double()),
+    ),
+    "label too high": (
+        r"labels range from 0 to 5, but the classes are 0 to 4",
+        lambda s, t: infinite_class_loss(s, torch.arange(7) % 6),
+    ),
+    "label that torch would skip": (
+        r"labels range from -100 to -100",
+        lambda s, t: infinite_class_loss(s, torch.full((7,), -100)),
+    ),
+    "other number of labels": (
+        r"6 labels but 7 rows of scores",
+        lambda s, t: infinite_class_loss(s, torch.arange(6) % 5),
+    ),
+    "virtual beside labels": (
+        r"virtual classifiers extend mixed targets \(B, C\), but targets are integer labels",
+        lambda s, t: infinite_class_loss(s, t.argmax(dim=1), virtual=t),
+    ),
+    "one class": (
+        r"scores have shape \(7, 1\): one class; expected at least two",
+        lambda s, t: infinite_class_loss(s[:, :1], torch.ones_like(t[:, :1])),
     ),
     "other shape": (
-        r"scores are \(7, 5\) but targets are \(7, 4\); both must be \(pairs, classes\)",
+        r"scores have shape \(7, 5\) but targets have shape \(7, 4\); expected \(B, C\) for both",
         lambda s, t: infinite_class_loss(s, t[:, :4]),
     ),
     "too many dims": (
-        r"scores are \(1, 7, 5\) but targets are \(1, 7, 5\)",
+        r"scores have shape \(1, 7, 5\) but targets have shape \(1, 7, 5\)",
         lambda s, t: infinite_class_loss(s[None], t[None]),
     ),
     "empty batch": (
-        r"scores are \(0, 5\): an empty batch has no loss; skip it",
+        r"scores have shape \(0, 5\): an empty batch has no loss, skip it",
         lambda s, t: infinite_class_loss(s[:0], t[:0]),
     ),
     "integer scores": (
-        r"scores are torch.int64; the loss wants the model's logits, in floating point",
+        r"scores have dtype torch.int64; expected floating-point logits",
         lambda s, t: infinite_class_loss(s.long(), t),
     ),
     "unknown axis": (
@@ -556,11 +596,11 @@ BAD_CALLS: dict[str, tuple[str, Any]] = {
         lambda s, t: infinite_class_loss(s, t, negatives=("images",)),
     ),
     "unknown duplicates": (
-        r"duplicates 'drop' is unknown; it is one of 'negative', 'ignore', 'positive'",
+        r"duplicates must be one of 'negative', 'ignore', 'positive', got 'drop'",
         lambda s, t: infinite_class_loss(s, t, duplicates="drop"),
     ),
     "unknown reduction": (
-        r"reduction 'max' is unknown; it is one of 'mean', 'sum', 'none'",
+        r"reduction must be one of 'mean', 'sum', 'none', got 'max'",
         lambda s, t: infinite_class_loss(s, t, reduction="max"),
     ),
     "temperature zero": (
@@ -569,21 +609,24 @@ BAD_CALLS: dict[str, tuple[str, Any]] = {
     ),
     "temperature nan": (r"got nan", lambda s, t: infinite_class_loss(s, t, temperature=math.nan)),
     "class weights": (
-        r"class_weights are of shape \(4,\); wanted one a class, \(5,\)",
+        r"class_weights have shape \(4,\); expected \(5,\), one per class",
         lambda s, t: infinite_class_loss(s, t, class_weights=torch.ones(4)),
     ),
     "virtual of other classes": (
-        r"virtual targets are of shape \(3, 4\); wanted \(M, 5\) with M > 0, as draw_virtual makes them",
+        r"virtual targets have shape \(3, 4\); expected \(M, 5\) with M > 0, as draw_virtual returns them",
         lambda s, t: infinite_class_loss(s, t, virtual=torch.ones(3, 4)),
     ),
     "no virtual": (r"\(0, 5\)", lambda s, t: infinite_class_loss(s, t, virtual=torch.ones(0, 5))),
     "flat virtual": (r"shape \(5,\)", lambda s, t: infinite_class_loss(s, t, virtual=torch.ones(5))),
     "virtual without pairs": (
-        r"virtual classifiers stand beside the pairs, but negatives are \('classes',\); add \"pairs\"",
+        r"virtual classifiers extend the pairs, but negatives are \('classes',\); add \"pairs\"",
         lambda s, t: infinite_class_loss(s, t, virtual=torch.ones(3, 5), negatives=("classes",)),
     ),
     "module, unknown axis": (r"axes must be", lambda s, t: InfiniteClassLoss(("rows",))),
-    "module, unknown reduction": (r"reduction 'max'", lambda s, t: InfiniteClassLoss(reduction="max")),
+    "module, unknown reduction": (
+        r"reduction must be .* got 'max'",
+        lambda s, t: InfiniteClassLoss(reduction="max"),
+    ),
 }
 
 

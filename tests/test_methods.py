@@ -372,15 +372,15 @@ BAD_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
         {"method": "icmixup"},
     ),
     "far name": (r"no method 'zzz'; the methods are erm, mixup, ic-mixup", {"method": "zzz"}),
-    "empty batch": (r"labels are of shape \(0,\); wanted at least one image", {"labels": torch.arange(0)}),
+    "empty batch": (r"labels have shape \(0,\); expected at least one image", {"labels": torch.arange(0)}),
     "no counts for remix": (
-        r"this method counts class sizes; pass class_counts, \(C,\) training images of each class",
+        r"this method depends on class sizes; pass class_counts, \(C,\) training images of each class",
         {"method": "remix", "class_counts": None},
     ),
     "no counts for balanced": (r"pass class_counts", {"method": "balanced", "class_counts": None}),
     "no counts for weights": (r"pass class_counts", {"method": "ic-balanced-mixup", "class_counts": None}),
     "counts of no shape": (
-        r"class_counts are of shape \(\); wanted \(C,\), one size a class",
+        r"class_counts have shape \(\); expected \(C,\), one size per class",
         {"class_counts": torch.tensor(3)},
     ),
     "zeros in remix": (
@@ -388,7 +388,7 @@ BAD_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
         {"method": "ic-remix", "class_counts": torch.tensor([5, 5, 0, 5])},
     ),
     "zeros in balanced": (
-        r"class_counts of classes \[2\] are not positive.*inside a logarithm",
+        r"class_counts of classes \[2\] are not positive.*takes their logarithm",
         {"method": "balanced", "class_counts": torch.tensor([5, 5, 0, 5])},
     ),
     "zeros in weights": (
@@ -396,23 +396,27 @@ BAD_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
         {"method": "ic-balanced-mixup", "class_counts": torch.tensor([0, 5, 5, 5])},
     ),
     "labels too high": (
-        r"labels reach from 1 to 4, outside the classes 0 to 3",
+        r"labels range from 1 to 4, but the classes are 0 to 3",
         {"labels": torch.arange(B) % C + 1, "method": "mixup"},
     ),
     "clean labels too high": (
-        r"labels reach from 1 to 4, outside the classes 0 to 3",
+        r"labels range from 1 to 4, but the classes are 0 to 3",
         {"labels": torch.arange(B) % C + 1, "method": "erm"},
     ),
     "label that torch would skip": (
-        r"labels reach from -100 to -100, outside the classes 0 to 3",
+        r"labels range from -100 to -100, but the classes are 0 to 3",
         {"labels": torch.full((B,), -100), "method": "erm"},
     ),
     "shares of other classes": (
-        r"labels are of shape \(12, 12\) but there are 4 classes",
+        r"labels have shape \(12, 12\); expected \(B, 4\)",
         {"labels": torch.eye(B), "method": "erm"},
     ),
+    "float labels": (
+        r"labels have dtype torch.float32 and shape \(12,\); expected \(B,\) integers",
+        {"labels": torch.arange(B) % C + 0.5, "method": "erm"},
+    ),
     "bytes for images": (
-        r"images are torch.uint8; mixing needs floating point",
+        r"images have dtype torch.uint8; mixing needs floating point",
         {"images": torch.zeros(B, 1, *SIZE, dtype=torch.uint8)},
     ),
     "flat images for cutmix": (
@@ -436,7 +440,7 @@ def test_bad_input_is_named_in_the_error(
 def test_class_counts_of_another_length_are_never_taken(
     model: nn.Module, images: Tensor, labels: Tensor, name: str, counts: Tensor
 ) -> None:
-    words = rf"{len(counts)} class_counts but scores of 4 classes|outside the classes 0 to {len(counts) - 1}"
+    words = rf"{len(counts)} class_counts but scores of 4 classes|the classes are 0 to {len(counts) - 1}"
     with pytest.raises(ValueError, match=words):
         training_loss(model, images, labels, name, counts)
 
@@ -444,8 +448,8 @@ def test_class_counts_of_another_length_are_never_taken(
 @pytest.mark.parametrize(
     ("words", "choice"),
     [
-        (r"draw 'cutmx' is unknown; it is one of 'none', 'mixup', 'remix', 'cutmix'", {"draw": "cutmx"}),
-        (r"class_sizes 'ajust' is unknown; it is one of 'none', 'adjust', 'weigh'", {"class_sizes": "ajust"}),
+        (r"draw must be one of 'none', 'mixup', 'remix', 'cutmix', .* got 'cutmx'", {"draw": "cutmx"}),
+        (r"class_sizes must be one of 'none', 'adjust', 'weigh', got 'ajust'", {"class_sizes": "ajust"}),
     ],
     ids=["draw", "class_sizes"],
 )

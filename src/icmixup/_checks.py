@@ -37,11 +37,34 @@ def can_look_at(values: Tensor) -> bool:
 
 
 def check_batch(labels: Tensor) -> None:
+    """Of labels whose length alone matters."""
     if labels.dim() not in (1, 2) or len(labels) == 0:
         raise ValueError(
             f"labels have shape {tuple(labels.shape)}; expected at least one image, "
             "as (B,) integers or (B, C) class shares"
         )
+
+
+def check_label_types(labels: Tensor) -> None:
+    check_batch(labels)
+    check_integers("labels", labels, "(B,) integers or (B, C) class shares")
+
+
+def check_integers(name: str, labels: Tensor, expected: str) -> None:
+    """(B,) labels must be integers, (B, C) class shares may have any real dtype."""
+    import torch
+
+    if labels.is_complex() or (
+        labels.dim() == 1 and (labels.is_floating_point() or labels.dtype == torch.bool)
+    ):
+        raise ValueError(
+            f"{name} have dtype {labels.dtype} and shape {tuple(labels.shape)}; expected {expected}"
+        )
+
+
+def check_num_classes(num_classes: int) -> None:
+    if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 2:
+        raise ValueError(f"num_classes must be an integer of at least 2, got {num_classes!r}")
 
 
 def check_positive(name: str, value: float) -> None:
@@ -59,8 +82,8 @@ def check_partner(partner: Tensor, labels: Tensor, mode: str) -> Tensor:
 
     if partner.shape != (len(labels),) or partner.is_floating_point():
         raise ValueError(
-            f"partner has dtype {partner.dtype} and shape {tuple(partner.shape)}; expected ({len(labels)},) integers, "
-            "the index of each image's partner in the batch"
+            f"partner has dtype {partner.dtype} and shape {tuple(partner.shape)}; "
+            f"expected ({len(labels)},) integers, the index of each image's partner in the batch"
         )
     partner = partner.to(labels.device, torch.int64)
     if mode == "pair" and can_look_at(partner) and not partner[partner].equal(torch.arange(len(partner))):
@@ -131,26 +154,45 @@ def check_no_empty_class(class_counts: Tensor) -> None:
     if can_look_at(class_counts) and not bool((class_counts > 0).all()):
         empty = (class_counts <= 0).nonzero().flatten().tolist()
         raise ValueError(
-            f"class_counts of classes {empty[:10]} are not positive, but this method divides by them or takes "
-            "their logarithm; remove classes without training images, or count them as 1"
+            f"class_counts of classes {empty[:10]} are not positive, but this method divides by them or "
+            "takes their logarithm; remove classes without training images, or count them as 1"
         )
+
+
+def check_label_rows(scores: Tensor, labels: Tensor, virtual: Tensor | None) -> None:
+    expected = "(B, C) class shares, as mix_targets returns them, or (B,) integers for plain cross-entropy"
+    check_integers("targets", labels, expected)
+    check_scores(scores)
+    if len(labels) != len(scores):
+        raise ValueError(f"{len(labels)} labels but {len(scores)} rows of scores; expected one label per row")
+    if virtual is not None:
+        raise ValueError(
+            "virtual classifiers extend mixed targets (B, C), but targets are integer labels (B,)"
+        )
+    check_labels(labels, scores.shape[1])
+
+
+def check_scores(scores: Tensor) -> None:
+    if scores.dim() != 2:
+        raise ValueError(f"scores have shape {tuple(scores.shape)}; expected (B, C)")
+    if scores.numel() == 0:
+        raise ValueError(f"scores have shape {tuple(scores.shape)}: an empty batch has no loss, skip it")
+    if scores.shape[1] == 1:
+        raise ValueError(
+            f"scores have shape {tuple(scores.shape)}: one class; expected at least two, "
+            "and a binary problem has two"
+        )
+    if not scores.is_floating_point():
+        raise ValueError(f"scores have dtype {scores.dtype}; expected floating-point logits")
 
 
 def check_rows(scores: Tensor, targets: Tensor) -> None:
-    if targets.dim() == 1:
-        raise ValueError(
-            f"targets have dtype {targets.dtype} and shape {tuple(targets.shape)}, like labels; the loss "
-            f"expects (B, C) class shares, as the scores {tuple(scores.shape)}: mix_targets converts labels"
-        )
     if scores.dim() != 2 or scores.shape != targets.shape:
         raise ValueError(
             f"scores have shape {tuple(scores.shape)} but targets have shape {tuple(targets.shape)}; "
-            "both must be (pairs, classes): mix_targets turns labels into targets"
+            "expected (B, C) for both, or (B,) integer labels: mix_targets turns labels into targets"
         )
-    if scores.numel() == 0:
-        raise ValueError(f"scores have shape {tuple(scores.shape)}: an empty batch has no loss, skip it")
-    if not scores.is_floating_point():
-        raise ValueError(f"scores have dtype {scores.dtype}; expected floating-point logits")
+    check_scores(scores)
 
 
 def check_extras(

@@ -13,8 +13,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from icmixup._checks import check_choice, check_extras, check_rows
+from icmixup._checks import check_choice, check_extras, check_label_rows, check_rows
 from icmixup.contrast.chunked import contrast_chunked
 from icmixup.contrast.fused import contrast_fused, prefer_chunked, prefer_fused
 from icmixup.contrast.plain import DUPLICATES, Duplicates, pick, target_keys
@@ -61,7 +62,9 @@ def infinite_class_loss(
 
     Args:
         scores: (B, C) logits of this rank's mixed images.
-        targets: (B, C) class shares they were mixed in.
+        targets: (B, C) class shares they were mixed in; or (B,) integer labels, for validation: the loss is
+            then plain cross-entropy of this rank's scores. Only `reduction` applies, and ranks do not
+            communicate.
         axes: "class", "pair", or both.
         negatives: whom an image is told from on the class axis: ("pairs",) is the paper; ("sources",) its own
             two classes; ("classes",) the C original ones; ("pairs", "classes") the pairs and the original
@@ -85,6 +88,8 @@ def infinite_class_loss(
         Scalar, the mean over pairs on each axis, summed over axes (CLIP would halve it).
     """
     check_choices(axes, negatives, temperature, duplicates, reduction)
+    if targets.dim() == 1:
+        return label_loss(scores, targets, virtual, reduction)
     check_rows(scores, targets)
     check_extras(scores, negatives, class_weights, virtual)
     # Autocast would run the product in bfloat16, where near-equal classifiers tie.
@@ -112,6 +117,15 @@ def infinite_class_loss(
         parts = [part for part in (class_losses, pair_losses) if part is not None]
         losses = parts[0] if len(parts) == 1 else parts[0] + parts[1]
         return reduce(losses, reduction, ranks)
+
+
+def label_loss(
+    scores: Tensor, labels: Tensor, virtual: Tensor | None = None, reduction: Reduction = "mean"
+) -> Tensor:
+    """Cross-entropy of (B,) integer labels, on this rank alone: one rank may validate while others do not."""
+    check_label_rows(scores, labels, virtual)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    return F.cross_entropy(scores, labels.long(), reduction=reduction)
 
 
 def reduce(losses: Tensor, reduction: Reduction, ranks: Ranks) -> Tensor:
@@ -155,7 +169,13 @@ class InfiniteClassLoss(nn.Module):
         self.register_buffer("class_weights", class_weights)
 
     def forward(self, scores: Tensor, targets: Tensor, virtual: Tensor | None = None) -> Tensor:
-        """(B, C) scores, (B, C) targets and, drawn anew for every batch, (M, C) virtual targets to a loss."""
+        """The loss of (B, C) scores.
+
+        Args:
+            scores: (B, C).
+            targets: (B, C) class shares, or (B,) integer labels for plain cross-entropy.
+            virtual: (M, C) virtual targets, drawn anew for every batch.
+        """
         return infinite_class_loss(
             scores,
             targets,

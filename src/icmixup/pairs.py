@@ -22,6 +22,7 @@ from icmixup._checks import (
     check_classes,
     check_counts,
     check_fits,
+    check_label_types,
     check_labels,
     check_lam,
     check_no_empty_class,
@@ -95,6 +96,7 @@ def draw_remix(
         kappa: how many times more common a class must be to give its label away.
         tau: the label moves only if the rarer image keeps more than 1 - tau of the pixels.
     """
+    check_label_types(labels)
     check_no_empty_class(class_counts)
     counts = check_counts(class_counts, labels.device)
     pairs = draw_mixup(labels, alpha, mode=mode, generator=generator, partner=partner, lam=lam)
@@ -200,6 +202,12 @@ def draw_virtual(
     return torch.lerp(F.one_hot(second, len(counts)).float(), F.one_hot(first, len(counts)).float(), lam)
 
 
+def unmixed(labels: Tensor) -> Pairs:
+    """Pairs that change nothing: every image keeps all of its pixels and of its label."""
+    whole = torch.ones(len(labels), device=labels.device)
+    return Pairs(torch.arange(len(labels), device=labels.device), whole, whole)
+
+
 def leave_unmixed(pairs: Pairs, prob: float, generator: torch.Generator | None = None) -> Pairs:
     """The pairs, mixed with probability `prob`: else every image of the batch stays pure (lam = 1)."""
     if not 0 <= prob <= 1:
@@ -212,7 +220,9 @@ def leave_unmixed(pairs: Pairs, prob: float, generator: torch.Generator | None =
 def mix_inputs(images: Tensor, pairs: Pairs) -> Tensor:
     """x~ = lam x_a + (1 - lam) x_b  (Eq. 1, left), (B, ...) in and out, of any shape behind B."""
     if not images.is_floating_point():
-        raise ValueError(f"images are {images.dtype}; mixing needs floating point: images.float() / 255, say")
+        raise ValueError(
+            f"images have dtype {images.dtype}; mixing needs floating point, for example images.float() / 255"
+        )
     if len(images) != len(pairs.partner):
         raise ValueError(f"{len(images)} images but {len(pairs.partner)} pairs; draw the pairs of this batch")
     weight = like_inputs(pairs.weight, images).to(images.dtype)
@@ -264,19 +274,20 @@ def class_shares(labels: Tensor, num_classes: int | None, dtype: torch.dtype) ->
         if num_classes is not None:
             check_classes("labels", labels, num_classes)
         return labels.to(dtype)
-    if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex():
-        raise ValueError(
-            f"labels are {labels.dtype} of shape {tuple(labels.shape)}; wanted (B,) integers or (B, C) shares"
-        )
+    check_label_types(labels)
     if num_classes is None:
-        raise ValueError("num_classes is needed for integer labels: a batch may lack the last classes")
+        raise ValueError(
+            "num_classes is required for integer labels: a batch may not contain the last classes"
+        )
     check_labels(labels, num_classes)
     return F.one_hot(labels.long(), num_classes).to(dtype)
 
 
 def like_inputs(weight: Tensor, inputs: Tensor) -> Tensor:
-    """(B, ...) weight with as many dims as the inputs have."""
-    return weight.reshape(weight.shape + (1,) * (inputs.dim() - weight.dim()))
+    """(B,) or (B, 1, *size) weight with as many dims as the inputs have: boxes span their last dims."""
+    size = weight.shape[2:]
+    ones = (1,) * (inputs.dim() - 1 - len(size))
+    return weight.reshape(*weight.shape[:1], *ones, *size)
 
 
 def draws(labels: Tensor, mode: Mode) -> int:

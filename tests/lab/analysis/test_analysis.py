@@ -1,4 +1,4 @@
-"""Confidence and class difference along lam: against loops, symmetry, a linear model, and trained runs."""
+"""Confidence and class difference along lam: compared with loops, symmetry, a linear model, and runs."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from icmixup.lab.analysis.figure import plot_confidence, plot_difference, pooled
 from icmixup.lab.analysis.scores import (
     LAMS,
     analyse_runs,
+    choose_rows,
     chosen_images,
-    curve,
+    compute_curve,
     find_run,
     line_names,
     load_model,
     ordered_pairs,
-    pick_rows,
 )
 from icmixup.lab.augment import normalise
 from icmixup.lab.cli.analyse import parse_analyse, run_analyse
-from icmixup.lab.datasets import Dataset, DataSpec, Split, load_dataset
+from icmixup.lab.datasets import Dataset, Split, load_dataset
 from icmixup.lab.models import build_model
+from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import train
 from icmixup.lab.training.recipe import QUICK, Recipe
 
@@ -51,7 +52,7 @@ def model() -> nn.Module:
 
 
 def features_of(model: nn.Module, images: Tensor) -> Tensor:
-    """What the classifier of a small CNN reads."""
+    """Input of the classifier of a small CNN."""
     maps = model.stem(images)
     for stage in model.stages:
         maps = model.get_submodule(stage)(maps)
@@ -60,7 +61,7 @@ def features_of(model: nn.Module, images: Tensor) -> Tensor:
 
 @torch.no_grad()
 def looped_curve(model: nn.Module, images: Tensor, labels: Tensor) -> list[tuple[float, ...]]:
-    """One mixed image at a time, statistics from the standard library."""
+    """One mixed image at a time, with statistics of the standard library."""
     model.eval()
     points = []
     for step in range(11):
@@ -87,27 +88,27 @@ def looped_curve(model: nn.Module, images: Tensor, labels: Tensor) -> list[tuple
 
 
 @pytest.mark.parametrize("block", [1, 5, 1000])
-def test_a_curve_is_that_of_a_loop_whatever_the_block(block: int, model: nn.Module, images: Tensor) -> None:
-    found = curve(model, images, LABELS, block=block)
+def test_a_curve_matches_a_loop_for_every_block_size(block: int, model: nn.Module, images: Tensor) -> None:
+    found = compute_curve(model, images, LABELS, block=block)
     assert len(found) == len(LAMS) == 11
     for point, looped in zip(found, looped_curve(model, images, LABELS), strict=True):
         assert tuple(point) == pytest.approx(looped, rel=1e-4, abs=1e-5)
 
 
-def test_the_model_is_analysed_in_evaluation_mode_and_given_back_as_it_was(
+def test_the_model_is_analysed_in_evaluation_mode_and_left_unchanged(
     model: nn.Module, images: Tensor
 ) -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model.train()
-    in_training = curve(model, images, LABELS)
+    in_training = compute_curve(model, images, LABELS)
     assert model.training
-    assert curve(model.eval(), images, LABELS) == in_training
-    for name, value in model.state_dict().items():  # BatchNorm has learnt nothing from it
+    assert compute_curve(model.eval(), images, LABELS) == in_training
+    for name, value in model.state_dict().items():  # including the running statistics of BatchNorm
         assert torch.equal(value, before[name])
 
 
-def test_a_pair_the_other_way_round_mirrors_the_curve(model: nn.Module, images: Tensor) -> None:
-    points = curve(model, images, LABELS)
+def test_swapping_the_images_of_each_pair_mirrors_the_curve(model: nn.Module, images: Tensor) -> None:
+    points = compute_curve(model, images, LABELS)
     for point, mirrored in zip(points, reversed(points), strict=True):
         assert point.difference_mean == pytest.approx(-mirrored.difference_mean, abs=1e-5)
         assert point.difference_std == pytest.approx(mirrored.difference_std, rel=1e-4)
@@ -115,10 +116,10 @@ def test_a_pair_the_other_way_round_mirrors_the_curve(model: nn.Module, images: 
     assert points[5].difference_mean == pytest.approx(0, abs=1e-6)
 
 
-def test_a_linear_model_has_a_straight_difference_and_a_parabola_as_norm(images: Tensor) -> None:
+def test_a_linear_model_has_a_linear_difference_and_a_quadratic_norm(images: Tensor) -> None:
     torch.manual_seed(0)
     linear = nn.Sequential(nn.Flatten(), nn.Linear(25, C))
-    points = curve(linear, images, LABELS)
+    points = compute_curve(linear, images, LABELS)
     first, last = points[0].difference_mean, points[-1].difference_mean
     assert abs(last - first) > 0.1
     for point in points:
@@ -129,39 +130,41 @@ def test_a_linear_model_has_a_straight_difference_and_a_parabola_as_norm(images:
     assert second_differences[0] > 0
 
 
-def test_a_number_added_to_all_scores_moves_the_plain_norm_alone(model: nn.Module, images: Tensor) -> None:
-    before = curve(model, images, LABELS)
+def test_a_constant_added_to_all_scores_changes_only_the_norm_of_the_scores(
+    model: nn.Module, images: Tensor
+) -> None:
+    before = compute_curve(model, images, LABELS)
     with torch.no_grad():
         model.classifier.bias += 3
-    for point, moved in zip(before, curve(model, images, LABELS), strict=True):
+    for point, moved in zip(before, compute_curve(model, images, LABELS), strict=True):
         assert moved.squared_norm > point.squared_norm + 1
         assert moved.centred_norm == pytest.approx(point.centred_norm, rel=1e-4)
         assert moved.feature_norm == point.feature_norm
 
 
-def test_a_model_without_a_linear_layer_has_no_norm_of_features(images: Tensor) -> None:
+def test_a_model_without_a_linear_layer_has_no_feature_norm(images: Tensor) -> None:
     flat = nn.Sequential(nn.Conv2d(1, C, 5), nn.Flatten())
-    assert all(math.isnan(point.feature_norm) for point in curve(flat, images, LABELS))
+    assert all(math.isnan(point.feature_norm) for point in compute_curve(flat, images, LABELS))
 
 
-def test_a_hundred_classes_make_9_900_ordered_pairs() -> None:
+def test_a_hundred_classes_have_9_900_ordered_pairs() -> None:
     pairs = ordered_pairs(100, CPU)
     assert pairs.shape == (9900, 2)
     assert len({(a, b) for a, b in pairs.tolist() if a != b}) == 9900
 
 
-def test_one_image_a_class_the_first_or_one_of_the_seed() -> None:
+def test_one_image_per_class_is_chosen_the_first_or_one_drawn_with_the_seed() -> None:
     labels = torch.tensor([4, 1, 1, 4, 0, 1, 4, 4, 1])
     split = Split(torch.zeros(len(labels), 1, 2, 2, dtype=torch.uint8), labels)
-    assert pick_rows(split, None).tolist() == [4, 1, 0]
-    drawn = [pick_rows(split, seed) for seed in range(20)]
+    assert choose_rows(split, None).tolist() == [4, 1, 0]
+    drawn = [choose_rows(split, seed) for seed in range(20)]
     assert all(labels[rows].tolist() == [0, 1, 4] for rows in drawn)
     assert {rows[1].item() for rows in drawn} == {1, 2, 5, 8}
-    assert torch.equal(pick_rows(split, 7), drawn[7])
+    assert torch.equal(choose_rows(split, 7), drawn[7])
 
 
-def test_images_are_normalised_as_in_training_and_one_class_is_too_few() -> None:
-    data = load_dataset(DataSpec("digits"), Path())
+def test_images_are_normalised_as_in_training_and_a_single_class_is_rejected() -> None:
+    data = load_dataset("digits", data_dir=Path())
     images, labels = chosen_images(data, None, CPU)
     row = (data.test.labels == 3).nonzero()[0]
     expected = normalise(data.test.images[row], torch.tensor(data.mean), torch.tensor(data.std))
@@ -172,7 +175,7 @@ def test_images_are_normalised_as_in_training_and_one_class_is_too_few() -> None
         chosen_images(lonely, None, CPU)
 
 
-def test_lines_are_named_by_what_tells_runs_apart() -> None:
+def test_lines_are_named_by_method_and_the_fields_that_differ() -> None:
     mixup, ic = Recipe(method="mixup"), Recipe(method="ic-mixup")
     assert line_names([mixup, ic, dataclasses.replace(ic, seed=4)]) == ["mixup", "ic-mixup", "ic-mixup"]
     sharp = dataclasses.replace(ic, alpha=1.0)
@@ -186,18 +189,18 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folders(root: Path) -> list[Path]:
-    """Runs of digits: mixup, ic-mixup with two seeds, and one with averaged weights."""
+    """Runs on digits: mixup, ic-mixup with two seeds, and mixup with averaged weights."""
     recipes = [
         dataclasses.replace(TINY, method="mixup"),
         dataclasses.replace(TINY, method="ic-mixup"),
         dataclasses.replace(TINY, method="ic-mixup", seed=1),
         dataclasses.replace(TINY, method="mixup", ema=0.9),
     ]
-    return [root / train(recipe, root, data_dir=root)["folder"] for recipe in recipes]
+    return [root / train(recipe, Execution(out=root, data_dir=root))["folder"] for recipe in recipes]
 
 
-def test_a_run_is_analysed_with_the_weights_that_were_tested(folders: list[Path], root: Path) -> None:
-    data = load_dataset(DataSpec("digits", per_class=10), root)
+def test_a_run_is_analysed_with_the_weights_it_was_tested_with(folders: list[Path], root: Path) -> None:
+    data = load_dataset("digits", data_dir=root, per_class=10)
     inputs = normalise(data.test.images, torch.tensor(data.mean), torch.tensor(data.std))
     for folder in folders:
         network = load_model(find_run(folder), data, CPU).eval()
@@ -211,7 +214,7 @@ def analyse(*args: object) -> int:
     return run_analyse(parse_analyse([str(arg) for arg in args]))
 
 
-def test_the_command_sets_runs_side_by_side_in_files_and_a_table(
+def test_the_command_writes_files_and_prints_a_row_per_line(
     folders: list[Path], root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert analyse(*folders[:3], "--out", tmp_path, "--data-dir", root, "--device", "cpu") == 0
@@ -233,11 +236,11 @@ def test_the_command_sets_runs_side_by_side_in_files_and_a_table(
     assert "difference.png" in output.err
 
 
-def test_rows_are_the_curves_of_the_loaded_model(folders: list[Path], root: Path) -> None:
+def test_rows_match_the_curves_of_the_loaded_model(folders: list[Path], root: Path) -> None:
     rows = analyse_runs(folders[:1], data_dir=root, device=CPU, image_seeds=(0, 1))
-    data = load_dataset(DataSpec("digits", per_class=10), root)
+    data = load_dataset("digits", data_dir=root, per_class=10)
     network = load_model(find_run(folders[0]), data, CPU)
-    expected = [curve(network, *chosen_images(data, seed, CPU)) for seed in (0, 1)]
+    expected = [compute_curve(network, *chosen_images(data, seed, CPU)) for seed in (0, 1)]
     assert [row["image_seed"] for row in rows] == [0] * 11 + [1] * 11
     assert [row["difference_mean"] for row in rows] == [
         p.difference_mean for points in expected for p in points
@@ -263,7 +266,7 @@ def some_rows() -> list[dict[str, Any]]:
     ]
 
 
-def test_curves_of_one_line_are_pooled_as_if_all_their_pairs_were_one_set() -> None:
+def test_curves_of_one_line_are_pooled_over_all_their_pairs() -> None:
     ours = pooled_lines(some_rows())[1]
     pairs = [2 - 2, 2 + 2, 4 - 4, 4 + 4]  # two pairs with mean 2 and std 2, two with mean 4 and std 4
     assert (ours.name, ours.curves) == ("ic-mixup", 2)
@@ -272,11 +275,11 @@ def test_curves_of_one_line_are_pooled_as_if_all_their_pairs_were_one_set() -> N
     assert ours.stds[1] == pytest.approx(statistics.pstdev(pairs))
 
 
-def test_pictures_show_a_line_a_method_and_a_band_of_one_std() -> None:
-    axes, centred = plot_confidence(some_rows()).axes  # no panel for what was not measured
+def test_figures_have_a_line_per_method_and_a_band_of_one_standard_deviation() -> None:
+    axes, centred = plot_confidence(some_rows()).axes  # no panel for the norm that was not measured
     assert [line.get_ydata().tolist() for line in axes.lines] == [[5.0, 5.0], [8.0, 8.0]]
     assert [line.get_ydata().tolist() for line in centred.lines] == [[4.0, 4.0], [7.0, 7.0]]
-    assert centred.get_ylabel() == "mean squared norm of the scores less their mean"
+    assert centred.get_ylabel() == "mean squared norm of the scores minus their mean"
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["mixup", "ic-mixup (2 curves)"]
     (axes,) = plot_difference(some_rows()).axes
     assert [line.get_ydata().tolist() for line in axes.lines[:2]] == [[-1.0, 1.0], [-3.0, 3.0]]
@@ -287,30 +290,30 @@ def test_pictures_show_a_line_a_method_and_a_band_of_one_std() -> None:
     assert axes.lines[0].get_color() != axes.lines[1].get_color()
 
 
-def test_what_is_no_finished_run_is_refused_in_a_sentence(
+def test_folders_that_are_not_finished_runs_are_rejected(
     folders: list[Path], root: Path, tmp_path: Path
 ) -> None:
-    def refused(folder: Path, sentence: str) -> None:
-        with pytest.raises(ValueError, match=sentence):
+    def rejected(folder: Path, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
             analyse(folder, "--data-dir", root, "--out", tmp_path)
 
-    refused(tmp_path / "nowhere", "nowhere is no folder; give the folder of a finished run")
-    refused(root, r"is a folder of 4 runs, digits-10each.*first")
-    refused(tmp_path, "is not a run's folder")
+    rejected(tmp_path / "nowhere", "nowhere does not exist; pass the folder of a finished run")
+    rejected(root, r"contains 4 runs such as digits-10each")
+    rejected(tmp_path, "is not the folder of a run")
     half = tmp_path / "half"
     half.mkdir()
     (half / "recipe.json").write_bytes((folders[0] / "recipe.json").read_bytes())
     (half / "log.jsonl").write_text('{"epoch": 1}\n')
-    refused(half, "half is unfinished, 1 of 2 epochs are done")
+    rejected(half, "half is unfinished after 1 of 2 epochs")
     (half / "result.json").write_bytes((folders[0] / "result.json").read_bytes())
-    refused(half, "half has no weights to analyse: there is no checkpoint.pt")
+    rejected(half, "half has no weights to analyse: there is no checkpoint.pt")
     recipe = dataclasses.replace(TINY, dataset=str(tmp_path / "gone"))
     (half / "recipe.json").write_text(json.dumps(recipe.fields()))
-    refused(half, "half was trained on .*gone, which cannot be read: .*--data-dir")
+    rejected(half, "half was trained on .*gone, which cannot be loaded: .*--data-dir")
 
 
-def test_weights_for_other_classes_are_refused_in_a_sentence(folders: list[Path], root: Path) -> None:
-    data = load_dataset(DataSpec("digits", per_class=10), root)
+def test_weights_for_another_number_of_classes_are_rejected(folders: list[Path], root: Path) -> None:
+    data = load_dataset("digits", data_dir=root, per_class=10)
     fewer = dataclasses.replace(data, class_names=data.class_names[:9])
-    with pytest.raises(ValueError, match="another network than small-cnn for the 9 classes of digits"):
+    with pytest.raises(ValueError, match="do not fit small-cnn with the 9 classes of digits"):
         load_model(find_run(folders[0]), fewer, CPU)

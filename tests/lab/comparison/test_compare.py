@@ -1,23 +1,18 @@
-"""Paired differences, their intervals, the verdict in words, budgets, and a real comparison on digits."""
+"""Comparisons: what is planned, stored and read back, budgets, and a real comparison on digits."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
 import json
-import math
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy import stats
 
 from icmixup.lab.comparison.compare import (
     EVEN_METHODS,
     LONG_TAIL_METHODS,
-    Comparison,
     Failure,
     compare,
     comparison_recipes,
@@ -28,12 +23,12 @@ from icmixup.lab.comparison.compare import (
     summarise,
     write_comparison,
 )
-from icmixup.lab.comparison.statistics import MEASURES, holm, paired_difference, signed
+from icmixup.lab.comparison.statistics import MEASURES
 from icmixup.lab.sweep import budget
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import load_recipe_data
 from icmixup.lab.training.recipe import QUICK, Recipe
-from icmixup.methods import METHODS, find_method
+from icmixup.methods import find_method
 
 TINY = dataclasses.replace(QUICK, dataset="digits", per_class=20, epochs=1)
 
@@ -46,156 +41,6 @@ def make_rows(accuracies: dict[str, list[float | None]]) -> list[dict[str, objec
         for seed, value in enumerate(values)
         if value is not None
     ]
-
-
-def judge(baseline: str = "mixup", **accuracies: list[float | None]) -> Comparison:
-    named = {name.replace("_", "-"): values for name, values in accuracies.items()}
-    seeds = range(len(next(iter(named.values()))))
-    return summarise(TINY, list(named), seeds, baseline, make_rows(named))
-
-
-def test_the_interval_is_that_of_a_paired_t_test():
-    ours, theirs = [81.2, 83.9, 82.4, 85.0], [80.1, 81.7, 82.6, 83.2]
-    found = paired_difference(ours, theirs)
-    test = stats.ttest_rel(ours, theirs)
-    low, high = test.confidence_interval(0.95)
-    assert found is not None
-    assert (found.low, found.high) == pytest.approx((low, high))
-    assert found.p == pytest.approx(test.pvalue)
-
-
-def test_the_interval_of_three_seeds_by_hand():
-    # Differences 1, 2, 3: mean 2, standard error 1 / sqrt(3), and t is 4.3027 with two degrees of freedom.
-    found = paired_difference([11.0, 22.0, 33.0], [10.0, 20.0, 30.0])
-    assert found is not None
-    assert (found.mean, found.pairs) == (2, 3)
-    assert found.low == pytest.approx(2 - 4.3027 / math.sqrt(3), abs=1e-4)
-    assert found.high == pytest.approx(2 + 4.3027 / math.sqrt(3), abs=1e-4)
-
-
-@given(
-    pairs=st.lists(st.tuples(st.integers(0, 600), st.integers(0, 600)), min_size=2, max_size=8),
-)
-def test_an_interval_without_zero_is_a_p_value_below_five_percent(pairs: list[tuple[int, int]]):
-    found = paired_difference([a / 6 for a, _ in pairs], [b / 6 for _, b in pairs])
-    assert found is not None
-    assert found.clear == (found.p is not None and found.p < 0.05)
-
-
-def test_a_seed_that_one_of_the_two_did_not_finish_is_left_out():
-    found = paired_difference([80.0, None, 84.0, 90.0], [79.0, 20.0, 82.0, None])
-    alone = paired_difference([80.0, 84.0], [79.0, 82.0])
-    assert found == alone
-
-
-@pytest.mark.parametrize("ours", [[85.0], [85.0, 86.0], [80.0, 81.0]], ids=["one pair", "all +5", "all 0"])
-def test_one_pair_or_equal_differences_have_no_interval(ours: list[float]):
-    found = paired_difference(ours, [80.0, 81.0][: len(ours)])
-    assert found is not None
-    assert found.low is None
-    assert not found.clear
-    assert "no interval" in str(found)
-
-
-def test_methods_without_a_common_seed_have_no_difference():
-    assert paired_difference([80.0, None], [None, 81.0]) is None
-
-
-def test_holm_by_hand():
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([]) == []
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=9))
-def test_holm_lies_between_no_correction_and_bonferroni(p_values: list[float]):
-    for raw, corrected in zip(p_values, holm(p_values), strict=True):
-        assert raw <= corrected <= 1
-        assert corrected >= min(1.0, len(p_values) * min(p_values))
-    assert holm(p_values)[p_values.index(min(p_values))] == min(1.0, len(p_values) * min(p_values))
-
-
-@pytest.mark.parametrize(
-    ("points", "text"), [(1.26, "+1.3"), (-0.02, "-0.02"), (0.0, "+0.0"), (0.004, "+0.004")]
-)
-def test_a_difference_is_never_printed_as_none(points: float, text: str):
-    assert signed(points) == text
-
-
-def test_standings_are_sorted_by_accuracy_with_the_spread_over_seeds():
-    found = judge(erm=[70.0, 72.0], mixup=[80.0, 81.0], ic_mixup=[75.0, 79.0])
-    assert [s.method for s in found.standings] == ["mixup", "ic-mixup", "erm"]
-    assert found.standings[1].mean == 77
-    assert found.standings[1].std == pytest.approx(math.sqrt(8))
-
-
-def test_verdict_names_our_method_where_it_clearly_wins():
-    found = judge(mixup=[70.0, 71.0, 72.0], ic_mixup=[80.0, 81.5, 82.0], erm=[60.0, 62.0, 61.0])
-    assert found.verdict.startswith("ic-mixup is best: 81.2 %, +10.2 [")
-    assert "no clear difference" not in found.verdict
-
-
-def test_verdict_names_a_rival_that_wins_and_where_ours_stands():
-    found = judge(mixup=[70.0, 71.0, 72.0], ic_mixup=[80.0, 81.5, 82.0], balanced_mixup=[85.0, 86.0, 87.4])
-    assert found.verdict.startswith("balanced-mixup is best: 86.1 %, +15.1 [")
-    assert "the best Infinite Class method, ic-mixup, has -5.0 [" in found.verdict
-    assert "no clear difference" not in found.verdict
-
-
-def test_verdict_says_that_the_lead_over_a_rival_is_not_clear():
-    found = judge(mixup=[70.0, 71.0, 72.0], ic_mixup=[86.0, 85.9, 87.1], balanced_mixup=[85.0, 86.5, 87.0])
-    assert found.verdict.startswith("ic-mixup is best")
-    assert "the best other method, balanced-mixup, has" in found.verdict
-    assert found.verdict.endswith("against ic-mixup, no clear difference")
-
-
-def test_verdict_says_no_clear_difference_where_every_interval_includes_zero():
-    found = judge(mixup=[70.0, 73.0, 72.0], ic_mixup=[72.0, 71.0, 73.5], erm=[71.0, 70.0, 74.0])
-    assert found.verdict.startswith("no clear difference: ic-mixup has the highest accuracy, 72.2 %")
-
-
-def test_verdict_names_a_clear_second_behind_an_unclear_first():
-    found = judge(mixup=[70.0, 71.0, 72.0], ic_mixup=[60.0, 88.0, 90.0], remix=[73.0, 74.1, 75.0])
-    assert "ic-mixup has the highest accuracy" in found.verdict
-    assert "clearly better than mixup is remix, +3.0 [" in found.verdict
-
-
-def test_verdict_names_the_baseline_where_nothing_beats_it():
-    found = judge(mixup=[90.0, 91.0, 92.0], ic_mixup=[80.0, 81.5, 82.0])
-    assert found.verdict.startswith("mixup, the baseline, is best: 91.0 %; the next, ic-mixup, has -9.8 [")
-
-
-def test_verdict_of_one_seed_proves_nothing():
-    found = judge(mixup=[70.0], ic_mixup=[80.0])
-    assert "one seed gives no interval" in found.verdict
-    assert "ic-mixup has the highest accuracy, 80.0 %, +10.0 against mixup" in found.verdict
-    assert found.footnote.startswith("No intervals")
-
-
-def test_methods_that_tie_share_the_first_place():
-    assert (
-        "mixup and erm share the highest accuracy" in judge(mixup=[70.0], erm=[70.0], ic_mixup=[60.0]).verdict
-    )
-
-
-def test_verdict_of_a_baseline_that_diverged():
-    found = judge(mixup=[None, None], ic_mixup=[80.0, 81.0])
-    assert "mixup, the baseline, has no result" in found.verdict
-    assert "ic-mixup has the highest accuracy" in found.verdict
-
-
-@pytest.mark.parametrize("baseline", list(METHODS)[:4])
-def test_every_verdict_is_one_line_with_the_best_method(baseline: str):
-    rows = {name: [60.0 + 3 * k, 61.0 + 2 * k, 62.0] for k, name in enumerate(METHODS)}
-    found = summarise(TINY, list(rows), range(3), baseline, make_rows(rows))
-    assert "\n" not in found.verdict
-    assert found.standings[0].method in found.verdict
-
-
-def test_the_footnote_counts_the_comparisons_and_says_which_survive_correction():
-    found = judge(mixup=[70.0, 71.0, 72.0], ic_mixup=[80.0, 81.1, 82.0], erm=[73.0, 71.5, 72.0])
-    assert "2 intervals are not corrected" in found.footnote
-    assert "up to 10 %" in found.footnote
-    assert found.footnote.endswith("Clear also after Holm's correction: ic-mixup.")
 
 
 def test_a_comparison_comes_back_from_its_json(tmp_path: Path):

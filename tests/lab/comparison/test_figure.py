@@ -1,4 +1,4 @@
-"""The picture of a comparison shows its numbers, and drawing it changes nothing elsewhere."""
+"""The figure of a comparison shows its numbers, and plotting changes no global state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.figure import Figure
 
 from icmixup.lab.comparison.compare import Comparison, summarise, write_comparison
-from icmixup.lab.comparison.figure import OTHERS, OURS, plot_comparison, write_png
+from icmixup.lab.comparison.figure import INFINITE_CLASS_COLOUR, OTHER_COLOUR, plot_comparison, write_png
 from icmixup.lab.comparison.statistics import MEASURES
 from icmixup.lab.training.recipe import QUICK
 
@@ -40,38 +40,38 @@ def dots(axes: object) -> list[list[float]]:
     return [sorted(c.get_offsets()[:, 0]) for c in axes.collections if isinstance(c, PathCollection)]
 
 
-def test_every_seed_is_a_dot_and_methods_stand_best_first(comparison: Comparison):
+def test_every_seed_is_a_dot_and_the_best_method_is_at_the_top(comparison: Comparison):
     left, right = plot_comparison(comparison).axes
     assert dots(left) == [ACCURACIES["balanced-mixup"], ACCURACIES["ic-mixup"], ACCURACIES["mixup"]]
     assert dots(right) == [pytest.approx([15.0, 15.0, 15.4]), pytest.approx([10.0, 10.0, 10.5])]
 
 
-def test_the_bars_on_the_right_are_the_intervals(comparison: Comparison):
+def test_the_error_bars_on_the_right_are_the_confidence_intervals(comparison: Comparison):
     right = plot_comparison(comparison).axes[1]
     bars = [c.get_segments()[0][:, 0] for c in right.collections if isinstance(c, LineCollection)]
-    wanted = [(s.difference.low, s.difference.high) for s in comparison.standings[:2] if s.difference]
-    np.testing.assert_allclose(bars, wanted)
+    expected = [(s.difference.low, s.difference.high) for s in comparison.standings[:2] if s.difference]
+    np.testing.assert_allclose(bars, expected)
 
 
-def test_rows_are_named_and_ours_have_their_colour(comparison: Comparison):
+def test_rows_are_labelled_and_infinite_class_methods_are_coloured(comparison: Comparison):
     figure = plot_comparison(comparison)
     labels = figure.axes[0].get_yticklabels()
     assert [(label.get_text().split()[0], label.get_color()) for label in labels] == [
-        ("balanced-mixup", OTHERS),
-        ("ic-mixup", OURS),
-        ("mixup", OTHERS),
+        ("balanced-mixup", OTHER_COLOUR),
+        ("ic-mixup", INFINITE_CLASS_COLOUR),
+        ("mixup", OTHER_COLOUR),
     ]
     assert "balanced-mixup is best" in figure.get_suptitle()
 
 
-def test_one_seed_is_drawn_without_intervals(comparison: Comparison):
+def test_one_seed_is_plotted_without_intervals(comparison: Comparison):
     single = summarise(QUICK, ("mixup", "ic-mixup"), (0,), "mixup", comparison.rows)
     right = plot_comparison(single).axes[1]
     assert not any(isinstance(c, LineCollection) for c in right.collections)
     assert len(dots(right)) == 1
 
 
-def test_the_png_is_a_picture_of_that_size(comparison: Comparison, tmp_path: Path):
+def test_the_png_has_the_size_of_the_figure(comparison: Comparison, tmp_path: Path):
     from PIL import Image
 
     figure = plot_comparison(comparison)
@@ -81,7 +81,7 @@ def test_the_png_is_a_picture_of_that_size(comparison: Comparison, tmp_path: Pat
         assert len(image.convert("RGB").getcolors(maxcolors=1 << 24)) > 50
 
 
-def test_no_label_is_cut_off_or_hidden_by_another(comparison: Comparison):
+def test_no_label_is_cut_off_or_overlaps_another(comparison: Comparison):
     figure: Figure = plot_comparison(comparison)
     figure.draw_without_rendering()
     boxes = [label.get_window_extent() for axes in figure.axes for label in axes.get_yticklabels()[:3]]
@@ -91,7 +91,7 @@ def test_no_label_is_cut_off_or_hidden_by_another(comparison: Comparison):
     assert all(a.get_window_extent().y0 > b.get_window_extent().y1 for a, b in pairwise(rows))
 
 
-def test_drawing_loads_no_pyplot(comparison: Comparison, tmp_path: Path):
+def test_plotting_does_not_import_pyplot(comparison: Comparison, tmp_path: Path):
     path, _ = write_comparison(comparison, tmp_path)
     code = (
         "import sys; from pathlib import Path; from icmixup.lab.comparison.compare import read_comparison; "

@@ -1,4 +1,4 @@
-"""The table of a comparison: whole numbers at any width, and colours that mean something."""
+"""The table of a comparison: no number is cut off at any width, and colours show clear differences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ACCURACIES = {
 }
 
 
-def make(few: float | None = 42.25) -> Comparison:
+def make_comparison(few: float | None = 42.25) -> Comparison:
     values = dict.fromkeys(MEASURES, 1.0) | {"few": few, "many": None, "nll": 1.26, "nll_scaled": 0.75}
     values |= {"calibration_error": 12.34, "calibration_error_scaled": 3.21, "minutes": 0.1}
     rows = [
@@ -39,39 +39,39 @@ def printed(comparison: Comparison, width: int = 140, colours: bool = False) -> 
     return text.getvalue()
 
 
-def test_a_row_carries_every_number_of_its_method():
-    row = next(line for line in printed(make()).splitlines() if line.startswith(" ic-balanced"))
+def test_a_row_shows_every_number_of_its_method():
+    row = next(line for line in printed(make_comparison()).splitlines() if line.startswith(" ic-balanced"))
     for cell in ("81.2 ± 1.0", "+10.2 [+9.4, +10.9]", "1.0", "42.2", "1.26 → 0.75", "12.3 → 3.2", "6.0 s"):
         assert cell in row
 
 
-def test_rows_stand_by_accuracy_with_what_diverged_last():
-    text = printed(make())
-    places = [
+def test_rows_are_sorted_by_accuracy_with_diverged_methods_last():
+    text = printed(make_comparison())
+    positions = [
         text.index(f"\n {name} ") for name in ("ic-balanced-mixup-cutmix", "cutmix", "mixup", "remix", "erm")
     ]
-    assert places == sorted(places)
-    assert "72.5 ± 2.1 (1 lost)" in text
-    assert "no result" in text[places[-1] :].splitlines()[1]
+    assert positions == sorted(positions)
+    assert "72.5 ± 2.1 (1 failed)" in text
+    assert "no result" in text[positions[-1] :].splitlines()[1]
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])
 def test_nothing_is_cut_off_at_any_width(width: int):
-    text = printed(make(), width)
+    text = printed(make_comparison(), width)
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= width
     for cell in ("+10.2 [+9.4, +10.9]", "42.2", "12.3 → 3.2", "6.0 s"):
         assert cell in text
 
 
-def test_class_sizes_are_shown_where_they_differ_and_only_those_there_are():
-    assert "few" in printed(make())
-    assert "many" not in printed(make())
-    assert "medium" not in printed(make(few=None))  # one group alone is the accuracy over again
+def test_accuracy_by_class_size_is_shown_only_for_groups_that_exist():
+    assert "few" in printed(make_comparison())
+    assert "many" not in printed(make_comparison())
+    assert "medium" not in printed(make_comparison(few=None))  # a single group repeats the accuracy
 
 
 def test_green_is_clearly_above_the_baseline_and_red_clearly_below():
-    lines = printed(make(), colours=True).splitlines()
+    lines = printed(make_comparison(), colours=True).splitlines()
 
     def colour(cell: str) -> set[str]:
         row = next(line for line in lines if cell in line)

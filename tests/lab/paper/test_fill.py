@@ -1,4 +1,4 @@
-"""The paper's tables as data: its numbers, every cell a recipe, and every kind of run rehearsed."""
+"""The paper's tables: published numbers, the recipe of every cell, and how results fill and show them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ import pytest
 from rich.console import Console
 
 from icmixup.lab.paper.fill import FilledTable, fill_table, index_results
-from icmixup.lab.paper.page import results_page
 from icmixup.lab.paper.published import TABLES
-from icmixup.lab.paper.render import as_json, as_latex, as_markdown, print_table
-from icmixup.lab.paper.results import MADE, METRICS, Result, Results
+from icmixup.lab.paper.render import (
+    print_table,
+    results_page,
+    table_as_json,
+    table_as_latex,
+    table_as_markdown,
+)
+from icmixup.lab.paper.results import METRICS, PROVENANCE, Result, Results
 from icmixup.lab.training.recipe import STRONG, Recipe
 
 CELLS = [(table, cell) for table in TABLES.values() for cell in table.cells()]
@@ -23,7 +28,7 @@ PAPER_NAMES = [
     *("table1-left", "table1-right", "figure-regmixup", "table2-left", "table2-middle", "table2-right"),
     *("figure-confidence", "figure-difference", "baselines"),
 ]
-# Lines of the paper's LaTeX, as printed, typed here once more.
+# Rows of the paper's tables, typed a second time, independently of published.py.
 PRINTED = {
     ("table1-left", "both axes"): "76.20 & 77.90 & 77.08",
     ("table1-left", "class axis"): "74.90 & 76.75 & 76.17",
@@ -55,7 +60,7 @@ PRINTED = {
 }
 
 
-def test_all_tables_and_figures_of_the_paper_are_there_and_the_ablations_behind_them() -> None:
+def test_all_tables_and_figures_of_the_paper_come_first_and_then_the_ablations() -> None:
     assert list(TABLES)[: len(PAPER_NAMES)] == PAPER_NAMES
     ablations = ["lam", "duplicates", "negatives", "joint"]
     ablations += ["temperature", "remix", "centred", "last-batch", "long-tail"]
@@ -64,19 +69,19 @@ def test_all_tables_and_figures_of_the_paper_are_there_and_the_ablations_behind_
 
 
 @pytest.mark.parametrize(("name", "row"), PRINTED)
-def test_published_numbers_are_the_papers(name: str, row: str) -> None:
+def test_published_numbers_match_the_paper(name: str, row: str) -> None:
     table = TABLES[name]
     stored = [table.paper_says(row, column) for column in table.columns]
     assert stored == [float(number) for number in PRINTED[name, row].split("&")]
 
 
-def test_no_number_is_published_that_the_paper_does_not_print() -> None:
+def test_no_number_is_listed_that_the_paper_does_not_print() -> None:
     rows = {(name, row) for name, table in TABLES.items() for row in table.published}
     figure = {("figure-regmixup", "RegMixup"), ("figure-regmixup", "IC-RegMixup")}
     assert rows == set(PRINTED) | figure
     table = TABLES["figure-regmixup"]
     printed = {(r, c): table.paper_says(r, c) for r in table.rows for c in table.columns}
-    assert {place: value for place, value in printed.items() if value is not None} == {
+    assert {cell: value for cell, value in printed.items() if value is not None} == {
         ("RegMixup", "CIFAR-100 100 %"): 77.99,
         ("IC-RegMixup", "CIFAR-100 100 %"): 78.83,
         ("RegMixup", "CIFAR-100 10 %"): 29.84,
@@ -84,7 +89,7 @@ def test_no_number_is_published_that_the_paper_does_not_print() -> None:
     }
 
 
-def test_every_row_of_numbers_is_as_long_as_its_table_and_names_a_row_of_it() -> None:
+def test_every_row_of_numbers_has_a_number_per_column_and_belongs_to_a_row_of_its_table() -> None:
     for table in TABLES.values():
         for numbers in (table.published, table.printed_gains):
             assert set(numbers) <= set(table.rows)
@@ -94,7 +99,7 @@ def test_every_row_of_numbers_is_as_long_as_its_table_and_names_a_row_of_it() ->
 
 TENTH = Recipe(fraction=0.1)
 TAIL = Recipe(imbalance=0.01)
-PLACES = {
+CELL_RECIPES = {
     ("table1-left", "pair axis", "batch 512"): Recipe(method="ic-mixup-p", batch_size=512),
     ("table1-right", "No Mixup", "25 %"): Recipe(method="erm", fraction=0.25),
     ("figure-regmixup", "RegMixup", "CIFAR-10 10 %"): replace(TENTH, dataset="cifar10", method="regmixup"),
@@ -104,16 +109,16 @@ PLACES = {
     ("lam", "batch", "IC-Mixup, CIFAR-100 10 %"): TENTH,
     ("lam", "elem", "IC-Mixup, CIFAR-100 10 %"): replace(TENTH, mode="elem"),
     ("duplicates", "ignore", "IC-Mixup, LT-CIFAR100 0.01"): replace(TAIL, duplicates="ignore"),
-    ("joint", "one forward", "RegMixup, CIFAR-100 10 %"): replace(TENTH, method="regmixup", joint=True),
+    ("joint", "one forward pass", "RegMixup, CIFAR-100 10 %"): replace(TENTH, method="regmixup", joint=True),
     ("long-tail", "erm", "LT-CIFAR100, strong, resnet18"): replace(STRONG, imbalance=0.01, method="erm"),
     ("long-tail", "balanced", "LT-CIFAR100, paper, resnet34"): replace(TAIL, method="balanced"),
     ("long-tail", "mixup", "LT-CIFAR10, paper, resnet34"): replace(TAIL, dataset="cifar10", method="mixup"),
 }
 
 
-@pytest.mark.parametrize(("name", "row", "column"), PLACES)
-def test_a_cell_is_the_recipe_that_its_place_says(name: str, row: str, column: str) -> None:
-    assert TABLES[name].recipe(row, column) == PLACES[name, row, column]
+@pytest.mark.parametrize(("name", "row", "column"), CELL_RECIPES)
+def test_row_and_column_define_the_recipe_of_a_cell(name: str, row: str, column: str) -> None:
+    assert TABLES[name].recipe(row, column) == CELL_RECIPES[name, row, column]
 
 
 def test_the_long_tailed_table_has_both_networks() -> None:
@@ -125,7 +130,7 @@ def test_the_long_tailed_table_has_both_networks() -> None:
     assert ours == [expected, replace(expected, model="resnet32")]
 
 
-def test_the_tuned_recipe_is_that_of_the_deic_benchmark() -> None:
+def test_the_tuned_recipe_matches_the_deic_benchmark() -> None:
     tuned = TABLES["table2-middle"].recipe("+ IC-RegMixup", "ciFAIR-10")
     data = {"dataset": "cifair10", "per_class": 50, "split": 0, "padding_mode": "reflect", "rotation": 0.0}
     steps = {"epochs": 500, "batch_size": 10, "lr": 4.55e-3, "weight_decay": 5.29e-3, "schedule": "cosine"}
@@ -136,12 +141,12 @@ def test_the_tuned_recipe_is_that_of_the_deic_benchmark() -> None:
 
 
 def made_result(recipe: Recipe, accuracy: float, line: int = 2, **numbers: object) -> Result:
-    empty: dict[str, Any] = dict.fromkeys((*METRICS, *MADE))
+    empty: dict[str, Any] = dict.fromkeys((*METRICS, *PROVENANCE))
     return Result(recipe, {**empty, "accuracy": accuracy, "device": "H200", **numbers}, line)
 
 
 def fill(name: str, *runs: tuple[str, str, str, list[float]]) -> FilledTable:
-    """A table with made accuracies, by seed, in some of its cells."""
+    """A table with synthetic accuracies, by seed, in some of its cells."""
     results = []
     for row, column, variant, accuracies in runs:
         recipe = TABLES[name].recipe(row, column, variant)
@@ -159,37 +164,41 @@ def test_differences_and_gains_are_computed_from_cells() -> None:
     mixup = filled.entry("Mixup", "10 %")
     assert (mixup.ours[0].mean, mixup.ours[0].std, mixup.ours[0].n) == (29.0, 1.0, 3)
     assert mixup.difference(mixup.ours[0]) == pytest.approx(29.0 - 28.21)
-    gain = filled.entry("IC-Mixup less Mixup", "10 %")
+    gain = filled.entry("IC-Mixup minus Mixup", "10 %")
     assert gain.paper == pytest.approx(30.19 - 28.21)
     assert gain.ours[0].mean == pytest.approx(3.0)  # of the three seeds that both have
     assert gain.ours[0].n == 3
-    assert filled.filled == 2
+    assert (filled.cells_with_runs, filled.complete_cells) == (2, 2)
 
 
-def test_more_than_two_standard_deviations_is_said_and_less_is_not() -> None:
+def test_a_deviation_is_noted_above_two_standard_deviations_only() -> None:
     far = fill("table1-right", ("IC-Mixup", "10 %", "ours", [32.2, 32.4, 32.6]))
-    assert "IC-Mixup, 10 %: ours, 32.40 ± 0.20 (3 runs), is 2.21 above the paper's 30.19" in far.notes[0]
+    assert (
+        "IC-Mixup, 10 %: our mean 32.40 ± 0.20 (3 runs) is 2.21 points above the paper's 30.19"
+        in far.notes[0]
+    )
     near = fill("table1-right", ("IC-Mixup", "10 %", "ours", [30.0, 30.2, 30.5]))
-    assert not any(note.startswith("Deviates") for note in near.notes)
+    assert not any(note.startswith("Deviation") for note in near.notes)
     single = fill("table1-right", ("IC-Mixup", "10 %", "ours", [60.0]))
-    assert not any(note.startswith("Deviates") for note in single.notes)
-    assert single.notes[0].startswith("1 cell has one run")
+    assert not any(note.startswith("Deviation") for note in single.notes)
+    assert single.notes[0].startswith("1 cell has a single run")
 
 
-def test_gains_that_do_not_match_the_papers_cells_are_said_and_those_that_do_are_not() -> None:
+def test_printed_gains_are_noted_only_if_they_do_not_match_the_papers_cells() -> None:
     notes = " ".join(fill("table2-right").notes)
-    assert (
-        "prints a gain of +5.97 for IC-Remix over Remix on LT-CIFAR100 0.01; its own cells give +7.97"
-        in notes
-    )
-    assert (
-        "prints a gain of +0.67 for IC-Remix over Remix on LT-CIFAR10 0.1; its own cells give +0.69" in notes
-    )
+    for printed, column, difference in (
+        ("+5.97", "CIFAR100 0.01", "+7.97"),
+        ("+0.67", "CIFAR10 0.1", "+0.69"),
+    ):
+        assert (
+            f"prints a gain of {printed} for IC-Remix over Remix on LT-{column}; "
+            f"the difference of its cells, shown here, is {difference}."
+        ) in notes
     assert notes.count("prints a gain") == 2
     assert "prints a gain" not in " ".join(fill("figure-regmixup").notes)
 
 
-def test_different_results_of_one_seed_are_all_shown_and_count_once() -> None:
+def test_different_results_of_one_seed_are_all_shown_and_averaged() -> None:
     recipe = TABLES["table1-right"].recipe("Mixup", "10 %")
     assert recipe is not None
     rows = [
@@ -203,43 +212,43 @@ def test_different_results_of_one_seed_are_all_shown_and_count_once() -> None:
     assert any("30.00 (H200, line 2) and 32.00 (H200, line 9)" in note for note in filled.notes)
 
 
-def test_a_stand_in_test_set_is_marked_and_never_called_cifair() -> None:
+def test_results_on_a_stand_in_test_set_are_marked_and_not_called_cifair() -> None:
     table = TABLES["table2-left"]
     recipe = table.recipe("Mixup", "ciFAIR-10")
     assert recipe is not None
     rows = [made_result(replace(recipe, dataset="cifar10-notwins", seed=s), 60.0 + s) for s in range(3)]
     filled = fill_table(table, index_results(rows))
-    assert filled.entry("Mixup", "ciFAIR-10").ours[0].dataset == "cifar10-notwins"
-    assert "| Mixup | ciFAIR-10 | 47.63 | 61.00 ± 1.00 (3)† | +13.37 |" in as_markdown(filled)
+    assert filled.entry("Mixup", "ciFAIR-10").ours[0].stand_in == "cifar10-notwins"
+    assert "| Mixup | ciFAIR-10 | 47.63 | 61.00 ± 1.00 (3)† | +13.37 |" in table_as_markdown(filled)
     assert any("† tested on cifar10-notwins" in note for note in filled.notes)
-    assert not any(note.startswith("Deviates") for note in filled.notes)
+    assert not any(note.startswith("Deviation") for note in filled.notes)
     own = fill_table(table, index_results([*rows, made_result(recipe, 50.0)]))
-    assert own.entry("Mixup", "ciFAIR-10").ours[0].mean == 50.0  # ciFAIR-10 itself comes first
+    assert own.entry("Mixup", "ciFAIR-10").ours[0].mean == 50.0  # ciFAIR-10 itself takes precedence
 
 
 def some_results() -> list[Result]:
-    chance = random.Random(0)
+    generator = random.Random(0)
     return [
-        made_result(replace(cell.recipe, seed=seed), chance.uniform(20, 90))
+        made_result(replace(cell.recipe, seed=seed), generator.uniform(20, 90))
         for _, cell in CELLS[::3]
-        for seed in range(chance.choice([1, 3]))
+        for seed in range(generator.choice([1, 3]))
     ]
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_every_form_of_a_table_holds_every_cell(name: str) -> None:
+def test_every_output_format_shows_every_cell(name: str) -> None:
     filled = fill_table(TABLES[name], index_results(some_results()))
-    places = len(filled.entries) + len(filled.gains)
+    cells = len(filled.entries) + len(filled.gains)
     variants = len(TABLES[name].variants)
-    lines = [line for line in as_markdown(filled).splitlines() if line.startswith("| ")]
-    assert len(lines) == 2 + places
+    lines = [line for line in table_as_markdown(filled).splitlines() if line.startswith("| ")]
+    assert len(lines) == 2 + cells
     assert {line.count(" | ") for line in lines[2:]} == {2 + 2 * variants}
-    latex = as_latex(filled)
+    latex = table_as_latex(filled)
     body = [line for line in latex.splitlines() if line.endswith(r"\\")]
     assert len({line.count(" & ") for line in body[1:]}) == 1
-    assert len(body) == 2 + places // len(TABLES[name].columns)
+    assert len(body) == 2 + cells // len(TABLES[name].columns)
     assert not re.search(r"(?<!\\)[%&_](?=\S)", "\n".join(body).replace(r"\_", ""))
-    stored = json.loads(json.dumps(as_json(filled), allow_nan=False))
+    stored = json.loads(json.dumps(table_as_json(filled), allow_nan=False))
     assert [(e["row"], e["paper"]) for e in stored["entries"]] == [(e.row, e.paper) for e in filled.entries]
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     print_table(filled, console)
@@ -249,7 +258,7 @@ def test_every_form_of_a_table_holds_every_cell(name: str) -> None:
     assert all(f"{o.mean:.2f}" in printed for e in filled.entries for o in e.ours if o.mean is not None)
 
 
-def test_the_page_of_results_holds_every_table_and_is_the_same_for_the_same_rows() -> None:
+def test_the_results_page_has_every_table_and_depends_on_the_rows_alone() -> None:
     rows = tuple(some_results())
     page = results_page(Results(rows))
     assert all(f"### {table.title}\n" in page for table in TABLES.values())
@@ -257,7 +266,32 @@ def test_the_page_of_results_holds_every_table_and_is_the_same_for_the_same_rows
     assert page != results_page(Results(rows[:-1]))
 
 
-def test_the_page_of_results_counts_the_time_of_runs_side_by_side_once() -> None:
+def test_the_results_page_counts_the_time_of_concurrent_runs_once() -> None:
     rows = [made_result(Recipe(seed=seed), 50.0, minutes=90.0, at_once=3) for seed in range(3)]
     alone = made_result(Recipe(seed=3), 50.0, minutes=30.0)
     assert "4 runs, 2.0 hours of H200." in results_page(Results((*rows, alone)))
+
+
+def test_the_results_page_begins_with_the_number_of_cells_that_have_runs() -> None:
+    table = TABLES["table2-left"]
+    recipe = table.recipe("Mixup", "ciFAIR-100")
+    other = table.recipe("IC-Mixup", "ciFAIR-100")
+    assert recipe is not None
+    assert other is not None
+    rows = [made_result(replace(recipe, seed=seed), 40.0) for seed in range(3)]
+    page = results_page(Results((*rows, made_result(other, 41.0))))
+    cells = sum(table.in_paper for table, _ in CELLS)
+    first, overview = page.removeprefix("# Results\n\n").split("\n\n")[:2]
+    assert first.startswith(
+        f"**2 of {cells} cells of the paper's tables and figures have runs**, 1 of them with as many seeds"
+    )
+    assert [line.split(" | ")[0].removeprefix("| ") for line in overview.splitlines()[2:]] == PAPER_NAMES
+    assert f"| table2-left | 2 of 10 | 4 | {table.title} |" in overview
+
+
+def test_the_results_page_counts_cells_tested_on_a_stand_in() -> None:
+    recipe = TABLES["table2-left"].recipe("Mixup", "ciFAIR-10")
+    assert recipe is not None
+    page = results_page(Results((made_result(replace(recipe, dataset="cifar10-notwins"), 60.0),)))
+    assert "1 used a stand-in test set (†)." in page
+    assert "| table2-left | 1 of 10 † | 1 |" in page

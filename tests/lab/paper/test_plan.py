@@ -1,4 +1,4 @@
-"""`icmixup paper --run-missing`: what is trained, in which order, on which data; every cell rehearsed."""
+"""`icmixup paper --run-missing`: what is trained, in which order, and on which data."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ import torch
 from rich.console import Console
 
 from icmixup.lab.cli.paper import PaperFlags, parse_paper, run_missing, run_paper
-from icmixup.lab.datasets import Dataset, DataSpec, Split, load_dataset
+from icmixup.lab.datasets import Dataset, Split, load_dataset
 from icmixup.lab.datasets.cifar import LAYOUTS
 from icmixup.lab.models import build_model
 from icmixup.lab.paper.fill import fill_table, index_results
-from icmixup.lab.paper.page import results_page
-from icmixup.lab.paper.plan import choose_cells, past_speed, plan_runs, say_absent
+from icmixup.lab.paper.plan import choose_cells, describe_missing_data, plan_missing_runs, seconds_per_work
 from icmixup.lab.paper.published import TABLES, find_table
+from icmixup.lab.paper.render import results_page
 from icmixup.lab.paper.results import METRICS, Result, Results, append_rows, experiment, read_rows
 from icmixup.lab.paper.spec import PaperTable
 from icmixup.lab.sweep.budget import count_images, work
 from icmixup.lab.sweep.progress import Display, duration
+from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import Beat, train
 from icmixup.lab.training.recipe import QUICK, Recipe
 
@@ -39,8 +40,8 @@ CELLS = [(table, cell) for table in TABLES.values() for cell in table.cells()]
 CLASSES = 10
 
 
-def kind(recipe: Recipe) -> Recipe:
-    """A cell at a thousandth of its size: what is left is how it trains."""
+def reduced(recipe: Recipe) -> Recipe:
+    """The recipe on a synthetic dataset with a small network; only the way it trains is kept."""
     data = {"dataset": "made", "fraction": 1.0, "per_class": None, "imbalance": 1.0, "split": None}
     small = {
         "epochs": 1,
@@ -52,13 +53,13 @@ def kind(recipe: Recipe) -> Recipe:
     return replace(recipe, **data, **small)
 
 
-KINDS = list(dict.fromkeys(kind(cell.recipe) for _, cell in CELLS))
+REDUCED = list(dict.fromkeys(reduced(cell.recipe) for _, cell in CELLS))
 MODELS = sorted({cell.recipe.model for _, cell in CELLS})
 
 
 @pytest.fixture(scope="module")
 def made() -> Dataset:
-    """Two made images a class to train on, and one to test."""
+    """Two synthetic training images per class, and one to test."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(256, (3 * CLASSES, 3, 16, 16), generator=generator, dtype=torch.uint8)
     labels = torch.arange(3 * CLASSES) % CLASSES
@@ -69,21 +70,22 @@ def made() -> Dataset:
     return Dataset("made", train_split, test_split, names, (0.5,) * 3, (0.25,) * 3)
 
 
-def test_every_cell_trains_a_step_and_its_row_fills_it(made: Dataset, tmp_path: Path) -> None:
-    """Cells that train alike at this size share a run."""
+def test_every_cell_can_be_trained_and_is_filled_by_its_row(made: Dataset, tmp_path: Path) -> None:
+    """Cells whose reduced recipes are equal share a run."""
     cpu = torch.device("cpu")
     rows = {
-        small: train(small, tmp_path / "runs", data_dir=tmp_path, dataset=made, device=cpu) for small in KINDS
+        small: train(small, Execution(out=tmp_path / "runs", data_dir=tmp_path, dataset=made, device=cpu))
+        for small in REDUCED
     }
     path = tmp_path / "runs.csv"
-    append_rows(path, [(cell.recipe, rows[kind(cell.recipe)]) for _, cell in CELLS])
+    append_rows(path, [(cell.recipe, rows[reduced(cell.recipe)]) for _, cell in CELLS])
     index = index_results(read_rows(path).rows)
     for table in TABLES.values():
         filled = fill_table(table, index)
-        assert filled.filled == len(filled.trainable)
+        assert filled.cells_with_runs == len(filled.trainable)
         for cell in table.cells():
             ours = next(o for o in filled.entry(cell.row, cell.column).ours if o.variant == cell.variant)
-            assert ours.mean == pytest.approx(rows[kind(cell.recipe)]["accuracy"], abs=1e-6)
+            assert ours.mean == pytest.approx(rows[reduced(cell.recipe)]["accuracy"], abs=1e-6)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -96,7 +98,7 @@ def test_every_network_of_the_tables_takes_a_training_step(name: str) -> None:
 
 
 def write_images(folder: Path, per_class: int) -> None:
-    """CIFAR-10 in its binary layout and ciFAIR's lists, so many made images a class in each file."""
+    """CIFAR-10 in its binary layout with synthetic images, per_class in each file, and ciFAIR's lists."""
     layout = LAYOUTS["cifar10"][0]
     (folder / layout.archive.folder).mkdir(parents=True)
     labels = torch.arange(10 * per_class) % 10
@@ -108,16 +110,15 @@ def write_images(folder: Path, per_class: int) -> None:
         (folder / file).write_text("TestID,TrainID\n3,13\n")
 
 
-def test_every_part_of_cifar10_that_a_table_trains_on_is_drawn_as_work_counts_it(tmp_path: Path) -> None:
-    """A tenth of CIFAR-10's size, so a tenth of the images of every part."""
+def test_every_subset_of_cifar10_in_a_table_has_as_many_images_as_work_assumes(tmp_path: Path) -> None:
+    """The files have a tenth of the images of CIFAR-10, and so does every subset."""
     write_images(tmp_path, per_class=100)
     recipes = {cell.recipe for _, cell in CELLS if cell.recipe.dataset in ("cifar10", "cifair10")}
     names = ("per_class", "fraction", "imbalance")
-    parts = {(r.split, *(getattr(r, name) for name in names)): count_images(r) for r in recipes}
-    for (split, *part), images in parts.items():
-        fields = dict(zip(names, part, strict=True))
-        spec = DataSpec("cifar10-notwins", split=split, **fields)
-        data = load_dataset(spec, tmp_path, download=False)
+    subsets = {(r.split, *(getattr(r, name) for name in names)): count_images(r) for r in recipes}
+    for (split, *subset), images in subsets.items():
+        fields = dict(zip(names, subset, strict=True))
+        data = load_dataset("cifar10-notwins", data_dir=tmp_path, deic_split=split, download=False, **fields)
         expected = images if fields["per_class"] else images / 10
         assert len(data.train) == pytest.approx(expected, abs=CLASSES)  # counts are rounded down by class
         assert len(data.test) == 998
@@ -135,7 +136,7 @@ TINY = PaperTable(
 )
 
 
-def test_missing_runs_are_trained_by_the_engine_and_appended_as_they_end(
+def test_missing_runs_are_trained_and_appended_as_they_finish(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "results" / "runs.csv"
@@ -154,8 +155,8 @@ def test_missing_runs_are_trained_by_the_engine_and_appended_as_they_end(
     rows = read_rows(path).rows
     assert [(row.recipe.method, row.recipe.seed) for row in rows[2:]] == [("ic-mixup", 0), ("ic-mixup", 1)]
     filled = fill_table(TINY, index_results(rows))
-    assert filled.filled == 2
-    assert filled.entry("IC-Mixup less ERM", "digits").ours[0].n == 2
+    assert filled.cells_with_runs == 2
+    assert filled.entry("IC-Mixup minus ERM", "digits").ours[0].n == 2
     before = path.read_bytes()
     run_missing([TINY], flags, read_rows(path))
     assert path.read_bytes() == before
@@ -169,7 +170,7 @@ def test_missing_runs_are_trained_by_the_engine_and_appended_as_they_end(
     assert "done before" in said
 
 
-def test_the_time_left_follows_the_work_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_remaining_time_follows_the_remaining_work(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("icmixup.lab.sweep.progress.time.monotonic", lambda: clock[0])
     runs = [replace(Recipe(method="mixup"), seed=seed) for seed in range(4)]
@@ -178,27 +179,27 @@ def test_the_time_left_follows_the_work_that_is_left(monkeypatch: pytest.MonkeyP
         clock[0] = 100.0
         display.beat(runs[1], Beat(1.0, 200, 0.5, None, 1.0, 1.0))
         assert display.left() == f"about {duration(599 * 100)} left"  # of 600 epochs, one took 100 s
-        display.beat(runs[2], Beat(151.0, 200, 0.5, None, 1.0, 1.0))  # goes on from epoch 150
+        display.beat(runs[2], Beat(151.0, 200, 0.5, None, 1.0, 1.0))  # resumes from epoch 150
         assert display.left() == f"about {duration((599 - 151) * 50)} left"
         for run in runs[1:]:
             display.fail(run, "it diverged")
         assert display.left() == "nothing left"
 
 
-def test_before_the_first_epoch_the_time_left_comes_from_earlier_results_on_this_device() -> None:
+def test_before_the_first_epoch_the_remaining_time_comes_from_earlier_results_on_this_device() -> None:
     done = Recipe(method="mixup", fraction=0.5)
     rows = [made_result(done, 50.0, minutes=10.0), made_result(done, 50.0, minutes=99.0, device="another")]
-    speed = past_speed(index_results(rows), "H200")
+    speed = seconds_per_work(index_results(rows), "H200")
     twice = [replace(done, seed=1), replace(done, seed=2)]
     display = Display(twice, Console(file=io.StringIO()), work=work, seconds_each=speed)
     assert display.left() == "about 20:00 left"
-    assert past_speed(index_results(rows), "a third") is None
+    assert seconds_per_work(index_results(rows), "a third") is None
     shared = [made_result(done, 50.0, minutes=20.0, at_once=2)]
-    assert past_speed(index_results(shared), "H200") == speed
+    assert seconds_per_work(index_results(shared), "H200") == speed
 
 
 @pytest.mark.parametrize("pattern", ["ic-mixup", "IC-Mixup", "ic-mix*p/10 %/resnet34", "*/10 %/*"])
-def test_cells_are_chosen_by_method_row_or_place(pattern: str) -> None:
+def test_cells_are_chosen_by_method_row_or_method_column_model(pattern: str) -> None:
     chosen = choose_cells([TABLES["table1-right"]], [pattern])
     assert {cell.column for _, cell in chosen} == (
         {"10 %"} if "10 %" in pattern else set(TABLES["table1-right"].columns)
@@ -207,8 +208,8 @@ def test_cells_are_chosen_by_method_row_or_place(pattern: str) -> None:
     assert len(chosen) < 20
 
 
-def test_a_pattern_without_a_cell_is_refused_with_what_there_is() -> None:
-    with pytest.raises(ValueError, match=r"--only ic-mixap names no cell; .*ic-mixup-c.*10 %"):
+def test_a_pattern_that_matches_no_cell_is_rejected_with_the_choices() -> None:
+    with pytest.raises(ValueError, match=r"--only ic-mixap matches no cell; .*ic-mixup-c.*10 %"):
         choose_cells([TABLES["table1-right"]], ["ic-mixap"])
 
 
@@ -218,25 +219,25 @@ def put_data(folder: Path, *names: str) -> Path:
     return folder
 
 
-def test_missing_runs_come_cheapest_first_and_each_once_for_all_tables(tmp_path: Path) -> None:
+def test_missing_runs_are_sorted_by_cost_and_shared_between_tables(tmp_path: Path) -> None:
     put_data(tmp_path, "cifar10", "cifar100", "cifair10", "cifair100")
     tables = [TABLES[name] for name in ("table1-left", "table1-right", "figure-confidence", "lam")]
     done = replace(Recipe(), method="mixup", seed=1, precision="float32")
     index = index_results([made_result(done, 70.0)])
-    plan = plan_runs(choose_cells(tables, ()), index, tmp_path, 2, True)
-    asked = [(*experiment(recipe), recipe.seed) for recipe in plan.recipes]
-    assert len(set(asked)) == len(asked)
-    assert set(asked) | {(*experiment(done), 1)} == {
+    plan = plan_missing_runs(choose_cells(tables, ()), index, tmp_path, 2, True)
+    planned = [(*experiment(recipe), recipe.seed) for recipe in plan.recipes]
+    assert len(set(planned)) == len(planned)
+    assert set(planned) | {(*experiment(done), 1)} == {
         (*experiment(cell.recipe), seed) for table in tables for cell in table.cells() for seed in (0, 1)
     }
-    assert (*experiment(done), 1) not in asked
+    assert (*experiment(done), 1) not in planned
     order = [(recipe.seed, work(recipe)) for recipe in plan.recipes]
     assert order == sorted(order)
     assert all(recipe.compile for recipe in plan.recipes)
 
 
-def test_work_counts_the_images_that_training_reads(tmp_path: Path) -> None:
-    """The totals of LT-CIFAR as published, and of fractions."""
+def test_work_counts_the_training_images(tmp_path: Path) -> None:
+    """Against the published sizes of LT-CIFAR."""
     totals = {
         ("cifar10", 0.1): 20431,
         ("cifar10", 0.01): 12406,
@@ -252,32 +253,35 @@ def test_work_counts_the_images_that_training_reads(tmp_path: Path) -> None:
     assert work(Recipe(method="regmixup")) > work(Recipe(method="mixup"))
 
 
-def test_without_cifair_its_runs_use_the_stand_in_where_the_lists_are(tmp_path: Path) -> None:
+def test_runs_on_cifair_use_the_stand_in_if_its_lists_are_available(tmp_path: Path) -> None:
     put_data(tmp_path, "cifar10")
     cells = choose_cells([TABLES["table2-left"]], ())
-    without = plan_runs(cells, {}, tmp_path, 1, False)
-    assert (without.recipes, dict(without.absent)) == ((), {"cifair100": 5, "cifair10": 5})
+    without = plan_missing_runs(cells, {}, tmp_path, 1, False)
+    assert (without.recipes, dict(without.missing_data)) == ((), {"cifair100": 5, "cifair10": 5})
     for file in ("duplicates_cifar10.csv", "duplicates_cifar10_test.csv"):
         (tmp_path / file).write_text("TestID,TrainID\n")
-    plan = plan_runs(cells, {}, tmp_path, 1, False)
+    plan = plan_missing_runs(cells, {}, tmp_path, 1, False)
     assert {recipe.dataset for recipe in plan.recipes} == {"cifar10-notwins"}
-    assert (dict(plan.absent), plan.stand_ins) == ({"cifair100": 5}, ("cifair10",))
+    assert (dict(plan.missing_data), plan.stand_ins) == ({"cifair100": 5}, ("cifair10",))
 
 
-def test_a_missing_dataset_says_what_to_put_where_and_what_can_run_without_it(tmp_path: Path) -> None:
+def test_a_missing_dataset_is_reported_with_its_source_and_the_runs_that_do_not_need_it(
+    tmp_path: Path,
+) -> None:
     flags = PaperFlags(run_missing=True, data_dir=tmp_path, results=tmp_path / "runs.csv")
     with pytest.raises(
-        ValueError, match=r"ciFAIR-100\.zip from https://\S+ there.*cifar10-notwins.*no run can"
+        ValueError,
+        match=r"ciFAIR-100\.zip from https://\S+ into that.*cifar10-notwins.*all missing runs need",
     ):
         run_missing([TABLES["table2-left"]], flags, Results())
     put_data(tmp_path, "cifair10")
-    plan = plan_runs(choose_cells([TABLES["table2-left"]], ("*mixup",)), {}, tmp_path, 1, False)
-    said = say_absent(plan, tmp_path)
-    assert "4 runs wait for it" in said[0]
-    assert said[1] == "4 runs can do without, on cifair10: mixup ic-mixup regmixup ic-regmixup"
+    plan = plan_missing_runs(choose_cells([TABLES["table2-left"]], ("*mixup",)), {}, tmp_path, 1, False)
+    sentences = describe_missing_data(plan, tmp_path)
+    assert "4 runs need it" in sentences[0]
+    assert sentences[1] == "4 runs have their data: cifair10: mixup ic-mixup regmixup ic-regmixup"
 
 
-def test_an_unknown_table_is_refused_with_the_names_there_are() -> None:
+def test_an_unknown_table_is_rejected_with_similar_and_all_names() -> None:
     with pytest.raises(
         ValueError, match=r"no table or figure 'table1-rigth'; did you mean table1-right.*long-tail"
     ):
@@ -293,7 +297,7 @@ def test_an_unknown_table_is_refused_with_the_names_there_are() -> None:
         (["tabel1"], "no table or figure"),
     ],
 )
-def test_flags_that_make_no_sense_are_refused(args: list[str], reason: str, tmp_path: Path) -> None:
+def test_invalid_flags_are_rejected(args: list[str], reason: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=reason):
         run_paper(parse_paper([*args, "--results", str(tmp_path / "runs.csv")]))
 

@@ -1,4 +1,4 @@
-"""results/runs.csv: appended, never rewritten; damaged rows named, conflicting ones both kept."""
+"""results/runs.csv: appended and never rewritten; damaged rows are reported, conflicting rows are kept."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from icmixup.lab.paper.page import results_page
+from icmixup.lab.paper.render import results_page
 from icmixup.lab.paper.results import (
     COLUMNS,
-    FIELDS,
-    MADE,
     METRICS,
+    PROVENANCE,
+    RECIPE_COLUMNS,
     append_rows,
     check_file,
-    conflicts,
+    conflicting_results,
     experiment,
     read_rows,
 )
@@ -31,13 +31,13 @@ TINY = Recipe(dataset="digits", model="small-cnn", per_class=4, batch_size=20, e
 
 
 def made_run(recipe: Recipe, accuracy: float, **others: object) -> tuple[Recipe, dict[str, Any]]:
-    """A row as train() makes it, but for the training, and its recipe."""
+    """A recipe and its row, as train() returns it."""
     numbers = {"accuracy": accuracy, "many": None, "nll": 1.25, "fitted_temperature": 3.5, "loss": 0.5}
-    made = {"minutes": 2.0, "train_images": 5000, "ranks": 1, "device": "a GPU, or so", "commit": "abc+"}
+    made = {"minutes": 2.0, "train_images": 5000, "ranks": 1, "device": "GPU, 80 GB", "commit": "abc+"}
     return recipe, {**recipe.fields(), "key": recipe.key, **numbers, **made, **others}
 
 
-def test_a_real_run_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_a_real_run_is_read_back_as_written(tmp_path: Path) -> None:
     row = train(TINY, tmp_path / "runs", data_dir=tmp_path)
     path = tmp_path / "results" / "runs.csv"
     append_rows(path, [(TINY, row)])
@@ -48,7 +48,7 @@ def test_a_real_run_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert found.numbers["fitted_temperature"] == pytest.approx(row["fitted_temperature"], abs=1e-6)
     assert found.numbers["train_images"] == 40
     assert [found.numbers[name] for name in ("torch", "date")] == [row["torch"], row["date"]]
-    assert found.recipe.per_class == 4  # which the metric of that name hides in the row
+    assert found.recipe.per_class == 4  # the row has a metric of the same name
     with path.open(newline="") as file:
         assert next(csv.reader(file)) == list(COLUMNS)
 
@@ -68,12 +68,12 @@ UNUSUAL = Recipe(
 )
 
 
-def test_every_field_of_an_unusual_recipe_survives_the_file(tmp_path: Path) -> None:
+def test_every_field_of_an_unusual_recipe_is_read_back(tmp_path: Path) -> None:
     append_rows(tmp_path / "runs.csv", [made_run(UNUSUAL, 50.0), made_run(TENTH, 51.0)])
     assert [row.recipe for row in read_rows(tmp_path / "runs.csv").rows] == [UNUSUAL, TENTH]
 
 
-def test_the_same_row_is_not_added_twice_and_the_file_only_grows(tmp_path: Path) -> None:
+def test_the_same_row_is_not_added_twice_and_existing_bytes_do_not_change(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     assert len(append_rows(path, [made_run(TENTH, 30.0)])) == 1
     before = path.read_bytes()
@@ -83,28 +83,28 @@ def test_the_same_row_is_not_added_twice_and_the_file_only_grows(tmp_path: Path)
     assert path.read_bytes().startswith(before)
 
 
-def test_two_different_results_for_one_key_are_both_kept_and_both_shown(tmp_path: Path) -> None:
+def test_two_different_results_of_one_recipe_are_both_kept_and_shown(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     append_rows(path, [made_run(TENTH, 30.0)])
     append_rows(path, [made_run(TENTH, 31.0)])
     results = read_rows(path)
     assert [row.accuracy for row in results.rows] == [30.0, 31.0]
-    ((one, other),) = conflicts(results.rows)
+    ((one, other),) = conflicting_results(results.rows)
     assert (one.line, other.line) == (2, 3)
     page = results_page(results)
-    assert "30.00 (a GPU, or so, abc+, line 2) and 31.00 (a GPU, or so, abc+, line 3)" in page
+    assert "30.00 (GPU, 80 GB, abc+, line 2) and 31.00 (GPU, 80 GB, abc+, line 3)" in page
 
 
 @pytest.mark.parametrize(
     ("torn", "reason"),
     [
-        ('cifar100,resnet34,"ic-mi', "values where the header has"),
+        ('cifar100,resnet34,"ic-mi', "values but the header has"),
         ("{whole}".replace("ic-mixup", "ic-mixap"), "no method 'ic-mixap'"),
         ("{no accuracy}", "its accuracy is None"),
-        ("{bad number}", "which is no number"),
+        ("{bad number}", "which is not a number"),
     ],
 )
-def test_a_damaged_row_is_named_by_its_line_and_no_other_is_lost(
+def test_a_damaged_row_is_reported_by_line_and_the_others_are_read(
     torn: str, reason: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "runs.csv"
@@ -116,7 +116,7 @@ def test_a_damaged_row_is_named_by_its_line_and_no_other_is_lost(
         "{bad number}": whole.replace(",30.0,", ",3o,"),
     }
     with path.open("a") as file:
-        file.write(lines.get(torn, torn))  # and no end of line, as after a crash
+        file.write(lines.get(torn, torn))  # without a newline, as after a crash
     damaged_file = path.read_text()
     append_rows(path, [made_run(replace(TENTH, seed=1), 31.0)])
     results = read_rows(path)
@@ -130,7 +130,7 @@ def test_a_damaged_row_is_named_by_its_line_and_no_other_is_lost(
 
 
 def drop_columns(path: Path, *names: str) -> None:
-    """Make the file one of a time before these columns."""
+    """Rewrite the file as one from before these columns existed."""
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     with path.open("w", newline="") as file:
@@ -140,7 +140,7 @@ def drop_columns(path: Path, *names: str) -> None:
         writer.writerows(rows)
 
 
-def test_fields_that_came_later_have_their_default_in_an_older_file(tmp_path: Path) -> None:
+def test_recipe_fields_added_later_have_their_default_in_an_older_file(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     append_rows(path, [made_run(TENTH, 30.0)])
     drop_columns(path, "negatives", "joint")
@@ -148,7 +148,16 @@ def test_fields_that_came_later_have_their_default_in_an_older_file(tmp_path: Pa
     assert [row.recipe for row in read_rows(path).rows] == [TENTH, replace(TENTH, seed=1)]
 
 
-def test_a_row_that_an_older_file_cannot_hold_is_refused_before_and_after_training(tmp_path: Path) -> None:
+def test_rows_of_a_file_without_a_provenance_column_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    append_rows(path, [made_run(TENTH, 30.0)])
+    drop_columns(path, *PROVENANCE)
+    (found,) = read_rows(path).rows
+    assert (found.recipe, found.accuracy, found.device_minutes) == (TENTH, 30.0, 0.0)
+    assert not any(found.numbers[name] for name in PROVENANCE)
+
+
+def test_a_row_that_does_not_fit_an_older_file_is_rejected_before_and_after_training(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     append_rows(path, [made_run(TENTH, 30.0)])
     drop_columns(path, "joint")
@@ -158,27 +167,27 @@ def test_a_row_that_an_older_file_cannot_hold_is_refused_before_and_after_traini
         lambda: check_file(path, [replace(TENTH, joint=True)]),
         lambda: append_rows(path, [made_run(replace(TENTH, joint=True), 30.0)]),
     ):
-        with pytest.raises(ValueError, match=r"begun before runs had joint.*--results"):
+        with pytest.raises(ValueError, match=r"has no column for joint.*--results"):
             attempt()
     assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("header", ["a,b,c", "dataset,method", "dataset,accuracy,flavour"])
-def test_a_file_of_something_else_is_refused_and_left_alone(header: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_results_file_is_rejected_and_not_changed(header: str, tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text(header + "\n1,2,3\n")
     for attempt in (lambda: read_rows(path), lambda: append_rows(path, [made_run(TENTH, 30.0)])):
-        with pytest.raises(ValueError, match="give another with --results"):
+        with pytest.raises(ValueError, match="pass another file with --results"):
             attempt()
     assert path.read_text() == header + "\n1,2,3\n"
 
 
-def test_no_file_is_no_rows(tmp_path: Path) -> None:
+def test_a_missing_file_has_no_rows(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "runs.csv") == ((), ())
 
 
-def test_writers_at_once_lose_nothing_and_tear_nothing(tmp_path: Path) -> None:
-    """A lock belongs to an opened file, so threads stand in each other's way as processes do."""
+def test_concurrent_writers_lose_no_row(tmp_path: Path) -> None:
+    """A lock belongs to an open file, so threads exclude each other as processes do."""
     path = tmp_path / "runs.csv"
 
     def append(seed: int) -> None:
@@ -197,7 +206,7 @@ SAME = [
     {"graph": False},
     {"eval_every": 200},
     {"precision": "float32"},
-    {"alpha": 0.2},  # ic-mixup's own
+    {"alpha": 0.2},  # the default of ic-mixup
     {"mode": "batch"},
     {"duplicates": "negative"},
     {"negatives": ("pairs",)},
@@ -206,7 +215,7 @@ SAME = [
 
 
 @pytest.mark.parametrize("change", SAME)
-def test_what_does_not_change_the_question_does_not_change_the_experiment(change: dict[str, Any]) -> None:
+def test_seed_execution_and_explicit_defaults_do_not_change_the_experiment(change: dict[str, Any]) -> None:
     assert experiment(replace(Recipe(), **change)) == experiment(Recipe())
 
 
@@ -252,23 +261,23 @@ OTHER = {
 }
 
 
-def test_every_other_field_decides_the_experiment() -> None:
-    free = {"seed", "compile", "graph", "eval_every", "precision"}
-    assert set(OTHER) == {entry.name for entry in fields(Recipe)} - free
+def test_every_other_field_changes_the_experiment() -> None:
+    ignored = {"seed", "compile", "graph", "eval_every", "precision"}
+    assert set(OTHER) == {entry.name for entry in fields(Recipe)} - ignored
     for name, value in OTHER.items():
         assert experiment(replace(Recipe(), **{name: value})) != experiment(Recipe()), name
 
 
-def test_an_imbalance_of_a_hundred_is_one_of_a_hundredth() -> None:
+def test_imbalances_of_100_and_0_01_are_the_same_experiment() -> None:
     assert experiment(replace(STRONG, imbalance=100)) == experiment(replace(STRONG, imbalance=0.01))
 
 
-def test_columns_are_the_fields_the_metrics_and_where_it_was_made_each_once() -> None:
-    assert len(set(COLUMNS)) == len(COLUMNS) == len(FIELDS) + len(METRICS) + len(MADE)
+def test_columns_are_recipe_fields_metrics_and_provenance_without_repetition() -> None:
+    assert len(set(COLUMNS)) == len(COLUMNS) == len(RECIPE_COLUMNS) + len(METRICS) + len(PROVENANCE)
 
 
-def test_the_committed_page_is_the_one_made_from_the_committed_rows() -> None:
+def test_the_committed_page_matches_the_committed_rows() -> None:
     page = ROOT / "results" / "README.md"
     results = read_rows(ROOT / "results" / "runs.csv")
     assert not results.damaged
-    assert page.read_text() == results_page(results), "give `icmixup paper --write`"
+    assert page.read_text() == results_page(results), "run `icmixup paper --write`"

@@ -1,1 +1,1 @@
-"""What trained networks do between two classes: the paper's last figure."""
+"""Behaviour of trained networks on images between two classes: the last figure of the paper."""

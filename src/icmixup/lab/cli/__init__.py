@@ -1,7 +1,7 @@
 """icmixup compare | train | paper | analyse | data: command-line arguments in, exit code out.
 
-The flags of all commands are parsed without torch, so that --help and a mistyped flag are answered at once; each
-command imports what it needs.
+The flags of all commands are parsed without torch, so that --help and a mistyped flag are answered at once;
+each command imports what it needs.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Annotated, Any
 
-DESCRIPTION = """Does Infinite Class Mixup help on your data? One command trains several methods with several seeds and
-reports, with confidence intervals, which one helps.
+DESCRIPTION = """Does Infinite Class Mixup help on your data? One command trains several methods with several
+seeds and reports, with confidence intervals, which one helps.
 
   icmixup compare                      on scikit-learn's digits, no download needed: minutes
   icmixup compare path/to/images       on a folder of images, one subfolder per class
   icmixup train                        one run; with no flags, the paper's on CIFAR-100
   icmixup paper                        the paper's tables and figures, our results beside them
-  icmixup analyse RUN_FOLDER           what a trained run does with mixed images, as in the paper's last figure
-  icmixup data list                    datasets, and where they are
-  icmixup data get cifar100            download a dataset
-  icmixup data check cifar100          validate a dataset
+  icmixup analyse RUN_FOLDER           what a trained run does with mixed images, as in the paper's last
+  figure icmixup data list                    datasets, and where they are icmixup data get cifar100
+  download a dataset icmixup data check cifar100          validate a dataset
 
 `icmixup compare --help` and `icmixup train --help` explain every flag."""
 COMMANDS = ("compare", "train", "paper", "analyse", "data")

@@ -14,10 +14,10 @@ from icmixup.lab.cli.terminal import print_note, print_rows
 SUMMARY = "Show what trained runs do with images between two classes, as in the paper's last figure."
 HELP = f"""{SUMMARY}
 
-For one test image per class, all ordered pairs of classes and lam from 0 to 1 in steps of 0.1: the mean squared
-norm of the scores, of the centred scores and of the features, and mean and standard deviation of the difference
-between the scores of the two classes. Runs that differ only in their seed share a line in the figures.
-analysis.csv, confidence.png and difference.png are written to the --out folder.
+For one test image per class, all ordered pairs of classes and lam from 0 to 1 in steps of 0.1: the mean
+squared norm of the scores, of the centred scores and of the features, and mean and standard deviation of the
+difference between the scores of the two classes. Runs that differ only in their seed share a line in the
+figures. analysis.csv, confidence.png and difference.png are written to the --out folder.
 
   icmixup analyse runs/cifar100.resnet34.mixup.* runs/cifar100.resnet34.ic-mixup.*
   icmixup analyse runs/* --image-seed 0 1 2 --out analysis/three-choices"""

@@ -46,8 +46,8 @@ class CompareFlags(RecipeGroups):
     dataset: conf.Positional[str] = "digits"
     """digits, cifar10, cifar100, cifair10, cifair100, a folder of images, or hf:owner/name."""
     methods: tuple[str, ...] = ()
-    """Methods to compare, separated by spaces or commas; by default a selection for balanced or for long-tailed
-    classes."""
+    """Methods to compare, separated by spaces or commas; by default a selection for balanced or for
+    long-tailed classes."""
     seeds: int = 3
     """Number of seeds per method; an interval needs at least two and narrows with more."""
     baseline: str | None = None
@@ -55,8 +55,8 @@ class CompareFlags(RecipeGroups):
     budget: str | None = None
     """Time for all runs together, for example 90s, 5m or 1h30m: sets the number of epochs that fit."""
     recipe: RecipeName | None = None
-    """Starting point that other flags modify: the paper's recipe, a strong recipe of today, or a quick one for
-    a laptop and tiny images. By default quick for digits or without a GPU, otherwise strong."""
+    """Starting point that other flags modify: the paper's recipe, a strong recipe of today, or a quick one
+    for a laptop and tiny images. By default quick for digits or without a GPU, otherwise strong."""
     model: str = "resnet34"
     """resnet18, resnet34, resnet50, resnet32, wrn16-8, small-cnn, or any timm model name."""
     seed: int = 0

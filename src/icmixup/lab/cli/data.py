@@ -1,4 +1,5 @@
-"""icmixup data: list datasets, download one, or check one; and loading with warnings for the other commands."""
+"""icmixup data: list datasets, download one, or check one; and loading with warnings for the other
+commands."""
 
 from __future__ import annotations
 

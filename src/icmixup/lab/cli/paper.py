@@ -1,4 +1,5 @@
-"""icmixup paper: the paper's tables and figures, our results beside its own, and the runs that produce them."""
+"""icmixup paper: the paper's tables and figures, our results beside its own, and the runs that produce
+them."""
 
 from __future__ import annotations
 
@@ -98,7 +99,7 @@ def run_paper(flags: PaperFlags) -> int:
     if not is_first_rank():
         return 0
     if flags.write:
-        from icmixup.lab.paper.page import write_page
+        from icmixup.lab.paper.render import write_page
 
         print_note(f"written: {write_page(results, flags.results.with_name('README.md'))}")
     print_tables(named, flags, results)
@@ -118,7 +119,13 @@ def check_paper(flags: PaperFlags) -> None:
 def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Results) -> None:
     """Train what the tables lack, and append a row for each run as it ends."""
     from icmixup.lab.paper.fill import index_results
-    from icmixup.lab.paper.plan import choose_cells, past_speed, plan_runs, say_absent, say_stand_ins
+    from icmixup.lab.paper.plan import (
+        choose_cells,
+        describe_missing_data,
+        describe_stand_ins,
+        plan_missing_runs,
+        seconds_per_work,
+    )
     from icmixup.lab.paper.results import append_rows, check_file
     from icmixup.lab.sweep import find_finished, run_recipes
     from icmixup.lab.sweep.budget import work
@@ -127,11 +134,13 @@ def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Result
     from icmixup.lab.training.run_folder import provenance
 
     index = index_results(results.rows)
-    plan = plan_runs(choose_cells(tables, flags.only), index, flags.data_dir, flags.seeds, flags.compile)
-    absent = say_absent(plan, flags.data_dir)
-    if absent and not plan.recipes:
-        raise ValueError("; ".join(absent))
-    for sentence in (*absent, *say_stand_ins(plan)):
+    plan = plan_missing_runs(
+        choose_cells(tables, flags.only), index, flags.data_dir, flags.seeds, flags.compile
+    )
+    missing = describe_missing_data(plan, flags.data_dir)
+    if missing and not plan.recipes:
+        raise ValueError("; ".join(missing))
+    for sentence in (*missing, *describe_stand_ins(plan)):
         print_note(sentence)
     check_file(flags.results, plan.recipes)
     display = Display(
@@ -139,7 +148,7 @@ def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Result
         stderr_console(),
         work=work,
         finished=find_finished(plan.recipes, flags.out),
-        seconds_each=past_speed(index, provenance(pick_device(flags.device))["device"]),
+        seconds_each=seconds_per_work(index, provenance(pick_device(flags.device))["device"]),
         title=attrgetter("title"),
     )
     with display:
@@ -162,24 +171,32 @@ def print_tables(named: Sequence[PaperTable], flags: PaperFlags, results: Result
     """The named tables, or the list of all, in the requested format."""
     from icmixup.lab.comparison.table import stdout_console
     from icmixup.lab.paper.fill import fill_table, index_results
-    from icmixup.lab.paper.page import markdown_listing, say_conflicts
     from icmixup.lab.paper.published import TABLES
-    from icmixup.lab.paper.render import as_json, as_latex, as_markdown, listing, listing_cells, print_table
+    from icmixup.lab.paper.render import (
+        conflict_notes,
+        overview_as_markdown,
+        overview_table,
+        print_table,
+        table_as_json,
+        table_as_latex,
+        table_as_markdown,
+    )
 
     index = index_results(results.rows)
     filled = [fill_table(table, index) for table in named or TABLES.values()]
     if flags.json:
         damaged = [str(damage) for damage in results.damaged]
-        print(json.dumps({"tables": [as_json(table) for table in filled], "damaged": damaged}, indent=1))
+        tables_json = [table_as_json(table) for table in filled]
+        print(json.dumps({"tables": tables_json, "damaged": damaged}, indent=1))
     elif flags.latex:
-        print("\n".join(as_latex(table) for table in filled), end="")
+        print("\n".join(table_as_latex(table) for table in filled), end="")
     elif flags.markdown:
-        tables = "\n".join(as_markdown(table) for table in filled)
-        print(tables if named else markdown_listing([listing_cells(table) for table in filled]))
+        tables = "\n".join(table_as_markdown(table) for table in filled)
+        print(tables if named else overview_as_markdown(filled))
     elif named:
         for table in filled:
             print_table(table, stdout_console())
     else:
-        stdout_console().print(listing(filled))
-        for text in say_conflicts(results.rows):
+        stdout_console().print(overview_table(filled))
+        for text in conflict_notes(results.rows):
             print(text)

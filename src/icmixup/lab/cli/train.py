@@ -24,8 +24,8 @@ class TrainFlags(RecipeGroups, Task):
     """Train one run; with no flags, the paper's on CIFAR-100."""
 
     recipe: RecipeName | None = None
-    """Starting point that other flags modify: the paper's recipe (default), a strong recipe of today, or a quick
-    one for a laptop and tiny images."""
+    """Starting point that other flags modify: the paper's recipe (default), a strong recipe of today, or a
+    quick one for a laptop and tiny images."""
     out: Path = Path("runs")
     """Folder of all runs."""
     where: Where = field(default_factory=Where)

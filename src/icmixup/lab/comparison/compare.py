@@ -76,8 +76,8 @@ def compare(
     """Train every method with every seed, and compare their accuracies seed by seed.
 
     A seed determines initial weights, order and augmentation, and all runs share the training images, so two
-    methods with the same seed differ in the method only. Finished runs in execution.out are reused. A run that
-    diverges or is lost does not stop the others.
+    methods with the same seed differ in the method only. Finished runs in execution.out are reused. A run
+    that diverges or is lost does not stop the others.
 
     Args:
         recipe: everything but method and seed.

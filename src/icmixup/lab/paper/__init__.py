@@ -1,1 +1,1 @@
-"""The paper's tables and figures: published numbers, our runs, pages made from them."""
+"""The tables and figures of the paper: published numbers, our results, and how they are shown."""

@@ -1,16 +1,33 @@
-"""The choices that the paper leaves open, and the rivals that it does not try, as tables of the same kind."""
+"""Tables beyond the paper: ablations of choices that it leaves open, and further baselines."""
 
 from __future__ import annotations
 
-from icmixup.lab.paper.spec import ABLATED, TAIL10, TAIL100, TENTH, PaperTable, by_name, methods
+from collections.abc import Mapping
+
+from icmixup.lab.paper.spec import PaperTable, RecipeChanges, method_rows
 from icmixup.lab.training.recipe import STRONG, Recipe
 
-STRONG_FIELDS = ("schedule", "nesterov", "rotation")  # what makes a recipe a strong one
+STRONG_FIELDS = ("schedule", "nesterov", "rotation")  # what STRONG changes besides the network
+TENTH: RecipeChanges = {"dataset": "cifar100", "fraction": 0.1}
+TAIL100: RecipeChanges = {"dataset": "cifar100", "imbalance": 0.01}
+TAIL10: RecipeChanges = {"dataset": "cifar10", "imbalance": 0.01}
+ABLATED: Mapping[str, RecipeChanges] = {
+    "IC-Mixup, CIFAR-100 10 %": {"method": "ic-mixup", **TENTH},
+    "IC-RegMixup, CIFAR-100 10 %": {"method": "ic-regmixup", **TENTH},
+    "IC-Mixup, LT-CIFAR100 0.01": {"method": "ic-mixup", **TAIL100},
+    "IC-Mixup, LT-CIFAR10 0.01": {"method": "ic-mixup", **TAIL10},
+}
+
+
+def rows_by_method(*names: str) -> dict[str, RecipeChanges]:
+    """A row per method, labelled with the name that `--method` takes."""
+    return {name: {"method": name} for name in names}
+
 
 ABLATIONS = (
     PaperTable(
         name="lam",
-        title="Ablation: one lam for the batch, for each element, or for each pair; ResNet-34",
+        title="Ablation: one lam per batch, per element, or per pair; ResNet-34",
         rows={"batch": {}, "elem": {"mode": "elem"}, "pair": {"mode": "pair"}},
         columns={
             "Mixup, CIFAR-100 10 %": {"method": "mixup", **TENTH},
@@ -19,39 +36,40 @@ ABLATIONS = (
         },
         in_paper=False,
         notes=(
-            "batch is the authors' code, and the default here; the paper's text suggests one lam a pair.",
+            "`batch` is what the authors' code does, and the default here. The paper's text suggests one lam "
+            "per pair.",
         ),
     ),
     PaperTable(
         name="duplicates",
-        title="Ablation: pairs of a batch that share their classifier; ResNet-34",
+        title="Ablation: how pairs with the same interpolated classifier are treated; ResNet-34",
         rows={"negative": {}, "ignore": {"duplicates": "ignore"}, "positive": {"duplicates": "positive"}},
         columns=ABLATED,
         in_paper=False,
-        notes=("negative is the paper's.",),
+        notes=("`negative` is the paper's choice.",),
     ),
     PaperTable(
         name="negatives",
-        title="Ablation: the original classes added as negatives of the class axis; ResNet-34",
+        title="Ablation: original classes as additional negatives of the class axis; ResNet-34",
         rows={"pairs": {}, "pairs and classes": {"negatives": ("pairs", "classes")}},
         columns=ABLATED,
         in_paper=False,
-        notes=("pairs is the paper's.",),
+        notes=("`pairs` is the paper's choice.",),
     ),
     PaperTable(
         name="joint",
-        title="Ablation: RegMixup's clean and mixed images in two forwards, or in one; ResNet-34",
-        rows={"two forwards": {}, "one forward": {"joint": True}},
+        title="Ablation: clean and mixed images of RegMixup in two forward passes or in one; ResNet-34",
+        rows={"two forward passes": {}, "one forward pass": {"joint": True}},
         columns={
             f"{name}, CIFAR-100 10 %": {**change, **TENTH}
-            for name, change in methods("RegMixup", "IC-RegMixup").items()
+            for name, change in method_rows("RegMixup", "IC-RegMixup").items()
         },
         in_paper=False,
-        notes=("Two is what this paper's authors do, one what RegMixup's do.",),
+        notes=("The authors of this paper use two, the authors of RegMixup use one.",),
     ),
     PaperTable(
         name="temperature",
-        title="Ablation: what mixed scores are divided by",
+        title="Ablation: temperature of the Infinite Class loss",
         rows={"0.5": {"temperature": 0.5}, "1": {}, "2": {"temperature": 2.0}},
         columns={
             "IC-Mixup, CIFAR-100 10 %, paper, ResNet-34": {"method": "ic-mixup", **TENTH},
@@ -63,31 +81,31 @@ ABLATIONS = (
             },
         },
         in_paper=False,
-        notes=("The paper has no temperature, which is 1.",),
+        notes=("The paper uses no temperature, which equals 1.",),
     ),
     PaperTable(
         name="remix",
-        title="Ablation: when the rarer class takes the whole label in Remix, LT-CIFAR100 0.01, ResNet-32",
+        title="Ablation: thresholds of Remix, LT-CIFAR100 0.01, ResNet-32",
         rows={
             "kappa 3, tau 0.5": {},
             "kappa 3, tau 1": {"tau": 1.0},
             "kappa 2, tau 0.5": {"kappa": 2.0},
             "kappa 1.2, tau 0.5": {"kappa": 1.2},
-            "kappa 3, tau 0.5, a lam each": {"mode": "elem"},
+            "kappa 3, tau 0.5, lam per image": {"mode": "elem"},
         },
-        columns=methods("Remix", "IC-Remix"),
+        columns=method_rows("Remix", "IC-Remix"),
         base=Recipe(model="resnet32", **TAIL100),
         in_paper=False,
         notes=(
-            "kappa 3 and tau 0.5 are Remix's own; tau 1 is the paper's sentence to the letter, for which any "
-            "lam is small enough; 2 and 1.2 are the kappas of the released code, whose Remix, never called, "
-            "draws a lam for each image.",
+            "kappa 3 and tau 0.5 are the values of the Remix paper. tau 1 follows the wording of this paper "
+            "literally: every lam is below the threshold. kappa 2 and 1.2 appear in the released code, whose "
+            "Remix, which is never called, draws one lam per image.",
         ),
     ),
     PaperTable(
         name="centred",
-        title="Ours: rows of S~ less their means, the paper's recipe",
-        rows=by_name("mixup", "ic-mixup", "ic-mixup-centred"),
+        title="Ours: rows of S~ minus their means (centred), the paper's recipe",
+        rows=rows_by_method("mixup", "ic-mixup", "ic-mixup-centred"),
         columns={
             "CIFAR-100 10 %, resnet34": TENTH,
             "LT-CIFAR100 0.01, resnet32": {**TAIL100, "model": "resnet32"},
@@ -95,21 +113,23 @@ ABLATIONS = (
         },
         gains=(("ic-mixup-centred", "ic-mixup"),),
         in_paper=False,
-        notes=("With CutMix and the strong recipe: long-tail.",),
+        notes=("The table `long-tail` has the centred form with CutMix and the strong recipe.",),
     ),
     PaperTable(
         name="last-batch",
-        title="Ablation: an epoch's short last batch kept or dropped, CIFAR-100 10 %, ResNet-34",
+        title="Ablation: last, smaller batch of an epoch kept or dropped, CIFAR-100 10 %, ResNet-34",
         rows={"kept": {}, "dropped": {"drop_last": True}},
-        columns=methods("No Mixup", "Mixup", "IC-Mixup"),
+        columns=method_rows("No Mixup", "Mixup", "IC-Mixup"),
         base=Recipe(**TENTH),
         in_paper=False,
-        notes=("5,000 images are 39 batches of 128 and one of 8. The released code keeps it, and so do we.",),
+        notes=(
+            "5,000 images make 39 batches of 128 and one of 8. The released code keeps it, as does ours.",
+        ),
     ),
     PaperTable(
         name="long-tail",
-        title="Ours: Infinite Class beside logit adjustment (balanced) and class weights (ic-balanced), 0.01",
-        rows=by_name(
+        title="Ours: Infinite Class, logit adjustment (balanced), class weights (ic-balanced), at 0.01",
+        rows=rows_by_method(
             *("erm", "balanced", "mixup", "balanced-mixup", "ic-mixup", "ic-balanced-mixup"),
             *("mixup-cutmix", "balanced-mixup-cutmix", "ic-mixup-cutmix", "ic-mixup-cutmix-centred"),
             "ic-balanced-mixup-cutmix",
@@ -137,7 +157,8 @@ ABLATIONS = (
         ),
         in_paper=False,
         notes=(
-            "strong is --recipe strong: half a cosine, Nesterov, crop and flip; paper is the paper's recipe.",
+            "strong: `--recipe strong`, with a cosine schedule, Nesterov momentum, random crop and flip. "
+            "paper: the paper's recipe.",
         ),
     ),
 )

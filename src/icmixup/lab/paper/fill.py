@@ -1,4 +1,4 @@
-"""Ours beside the paper's: rows of results in the cells of a table, and what there is to say of them."""
+"""Fill tables with our results: means over seeds, differences to the paper, and notes about them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from icmixup.lab.paper.spec import PaperTable
 from icmixup.lab.training.recipe import Recipe
 
 STAND_INS = {"cifair10": NO_TWINS}
-"""Datasets that may be tested on another's images, under that one's name."""
-MARK = "†"
-DEVIATION = 2.0  # standard deviations from which on a difference is spoken of
+"""Datasets that another dataset may replace; its results are marked and keep its own name."""
+STAND_IN_MARK = "†"
+DEVIATION = 2.0  # standard deviations above which a difference to the paper is noted
 
 Index = Mapping[tuple[object, ...], Sequence[Result]]
 
 
 @dataclass(frozen=True)
 class Ours:
-    """What our runs give for one cell."""
+    """Our results for one cell."""
 
     variant: str
-    by_seed: Mapping[int, float] = field(default_factory=dict)  # mean accuracy of a seed's results
-    dataset: str | None = None  # what was tested on, where it is not the cell's own
+    by_seed: Mapping[int, float] = field(default_factory=dict)  # mean accuracy of the results of each seed
+    stand_in: str | None = None  # the dataset tested on, if it is not the cell's own
     results: tuple[Result, ...] = ()
 
     @property
@@ -44,22 +44,22 @@ class Ours:
 
 @dataclass(frozen=True)
 class Entry:
-    """One place of a table: the paper's number, and ours for each variant."""
+    """One cell of a filled table: the paper's number, and our results for each variant."""
 
     row: str
     column: str
     paper: float | None
     ours: tuple[Ours, ...]
-    gain: bool = False  # a difference of two rows, in points
+    is_gain: bool = False  # a difference of two rows, in percentage points
 
     def difference(self, ours: Ours) -> float | None:
-        """Ours less the paper's."""
+        """Our mean minus the paper's number."""
         return None if ours.mean is None or self.paper is None else ours.mean - self.paper
 
 
 @dataclass(frozen=True)
 class FilledTable:
-    """A table with our numbers in it."""
+    """A table with our results."""
 
     table: PaperTable
     entries: tuple[Entry, ...]
@@ -68,19 +68,29 @@ class FilledTable:
 
     @property
     def trainable(self) -> list[Ours]:
+        """The cells that runs can fill, empty ones included."""
         return [ours for entry in self.entries for ours in entry.ours]
 
     @property
-    def filled(self) -> int:
-        """Cells that have a run of ours, of len(trainable)."""
+    def cells_with_runs(self) -> int:
         return sum(ours.n > 0 for ours in self.trainable)
+
+    @property
+    def complete_cells(self) -> int:
+        """Cells with at least as many runs as the paper averages over."""
+        return sum(ours.n >= self.table.runs for ours in self.trainable)
+
+    @property
+    def stand_in_cells(self) -> int:
+        """Cells whose results were measured on a stand-in dataset."""
+        return sum(ours.stand_in is not None for ours in self.trainable)
 
     def entry(self, row: str, column: str) -> Entry:
         return next(e for e in (*self.entries, *self.gains) if (e.row, e.column) == (row, column))
 
 
 def index_results(results: Iterable[Result]) -> Index:
-    """Results by what they ask."""
+    """Results by experiment."""
     index: dict[tuple[object, ...], list[Result]] = {}
     for result in results:
         index.setdefault(experiment(result.recipe), []).append(result)
@@ -88,24 +98,24 @@ def index_results(results: Iterable[Result]) -> Index:
 
 
 def find_ours(recipe: Recipe, variant: str, index: Index) -> Ours:
-    """Our results for a cell; those of a stand-in where there are none on the cell's own test set."""
+    """Our results for a cell; those on a stand-in dataset if there are none on its own."""
     if found := index.get(experiment(recipe)):
-        return gather(variant, found)
+        return results_by_seed(variant, found)
     stand_in = STAND_INS.get(recipe.dataset)
     if stand_in and (found := index.get(experiment(replace(recipe, dataset=stand_in)))):
-        return replace(gather(variant, found), dataset=stand_in)
+        return replace(results_by_seed(variant, found), stand_in=stand_in)
     return Ours(variant)
 
 
-def gather(variant: str, results: Sequence[Result]) -> Ours:
-    """Each seed counts once, however many results it has."""
+def results_by_seed(variant: str, results: Sequence[Result]) -> Ours:
+    """Average results of the same seed, so that each seed counts once."""
     seeds = sorted({result.recipe.seed for result in results})
     by_seed = {seed: fmean(r.accuracy for r in results if r.recipe.seed == seed) for seed in seeds}
     return Ours(variant, by_seed, results=tuple(results))
 
 
 def fill_table(table: PaperTable, index: Index) -> FilledTable:
-    """Our numbers beside the paper's, differences computed, and what deviates in words."""
+    """The table with our results, the gains between its rows, and notes."""
     entries = tuple(
         Entry(row, column, table.paper_says(row, column), fill_cell(table, row, column, index))
         for row in table.rows
@@ -116,7 +126,7 @@ def fill_table(table: PaperTable, index: Index) -> FilledTable:
         gain_entry(filled, first, second, column) for first, second in table.gains for column in table.columns
     )
     filled = replace(filled, gains=gains)
-    return replace(filled, notes=tuple(say_notes(filled)))
+    return replace(filled, notes=tuple(table_notes(filled)))
 
 
 def fill_cell(table: PaperTable, row: str, column: str, index: Index) -> tuple[Ours, ...]:
@@ -127,111 +137,113 @@ def fill_cell(table: PaperTable, row: str, column: str, index: Index) -> tuple[O
 
 
 def gain_entry(filled: FilledTable, first: str, second: str, column: str) -> Entry:
-    """First row less second: of the paper's own cells, and of ours, paired by seed."""
+    """First row minus second: of the paper's cells, and of our runs paired by seed."""
     one, other = filled.entry(first, column), filled.entry(second, column)
     paper = None if one.paper is None or other.paper is None else one.paper - other.paper
-    ours = tuple(paired(a, b) for a, b in zip(one.ours, other.ours, strict=True))
-    return Entry(gain_label(first, second), column, paper, ours, gain=True)
+    ours = tuple(paired_gain(a, b) for a, b in zip(one.ours, other.ours, strict=True))
+    return Entry(gain_label(first, second), column, paper, ours, is_gain=True)
 
 
 def gain_label(first: str, second: str) -> str:
-    return f"{first} less {second}"
+    return f"{first} minus {second}"
 
 
-def paired(one: Ours, other: Ours) -> Ours:
-    if one.dataset != other.dataset:
+def paired_gain(one: Ours, other: Ours) -> Ours:
+    """Differences over the seeds that both have; none if they were tested on different datasets."""
+    if one.stand_in != other.stand_in:
         return Ours(one.variant)
     common = [seed for seed in one.by_seed if seed in other.by_seed]
     gaps = {seed: one.by_seed[seed] - other.by_seed[seed] for seed in common}
-    return Ours(one.variant, gaps, one.dataset if gaps else None)
+    return Ours(one.variant, gaps, one.stand_in if gaps else None)
 
 
-def say_notes(filled: FilledTable) -> Iterator[str]:
-    """What is said under a table, in this order."""
+def table_notes(filled: FilledTable) -> Iterator[str]:
+    """The notes under a table, in the order in which they are shown."""
     parts: tuple[Callable[[FilledTable], Iterator[str]], ...] = (
-        say_deviations,
-        say_single_runs,
-        say_stand_ins,
-        say_disagreements,
-        say_printed_gains,
+        deviation_notes,
+        single_run_notes,
+        stand_in_notes,
+        disagreement_notes,
+        printed_gain_notes,
     )
     for part in parts:
         yield from part(filled)
     yield from filled.table.notes
-    yield from say_missing(filled)
+    yield from missing_cell_notes(filled)
 
 
-def place(entry: Entry, ours: Ours, filled: FilledTable) -> str:
+def cell_label(entry: Entry, ours: Ours, filled: FilledTable) -> str:
     variant = f", {ours.variant}" if len(filled.table.variants) > 1 else ""
     return f"{entry.row}, {entry.column}{variant}"
 
 
-def cells_of(filled: FilledTable) -> Iterator[tuple[Entry, Ours]]:
+def filled_cells(filled: FilledTable) -> Iterator[tuple[Entry, Ours]]:
     return ((entry, ours) for entry in filled.entries for ours in entry.ours if ours.n)
 
 
-def say_deviations(filled: FilledTable) -> Iterator[str]:
-    """Cells of the paper's own test set that lie further off than chance would have it."""
-    for entry, ours in cells_of(filled):
+def deviation_notes(filled: FilledTable) -> Iterator[str]:
+    """Cells, on the paper's own test set, that differ from the paper by more than DEVIATION."""
+    for entry, ours in filled_cells(filled):
         gap = entry.difference(ours)
-        if gap is None or ours.std is None or ours.dataset or abs(gap) <= DEVIATION * ours.std:
+        if gap is None or ours.std is None or ours.stand_in or abs(gap) <= DEVIATION * ours.std:
             continue
         side = "above" if gap > 0 else "below"
         yield (
-            f"Deviates: {place(entry, ours, filled)}: ours, {ours.mean:.2f} ± {ours.std:.2f} "
-            f"({ours.n} runs), is {abs(gap):.2f} {side} the paper's {entry.paper:.2f}, "
-            "more than two of our standard deviations."
+            f"Deviation: {cell_label(entry, ours, filled)}: our mean {ours.mean:.2f} ± {ours.std:.2f} "
+            f"({ours.n} runs) is {abs(gap):.2f} points {side} the paper's {entry.paper:.2f}, more than two "
+            "standard deviations of our runs."
         )
 
 
-def say_single_runs(filled: FilledTable) -> Iterator[str]:
-    single = sum(ours.n == 1 and entry.paper is not None for entry, ours in cells_of(filled))
+def single_run_notes(filled: FilledTable) -> Iterator[str]:
+    single = sum(ours.n == 1 and entry.paper is not None for entry, ours in filled_cells(filled))
     if single:
-        what = "1 cell has" if single == 1 else f"{single} cells have"
-        yield f"{what} one run, so no standard deviation, and the difference to the paper may be chance."
+        subject = "1 cell has" if single == 1 else f"{single} cells have"
+        yield f"{subject} a single run: the variation over seeds is unknown, so no deviation is assessed."
 
 
-def say_stand_ins(filled: FilledTable) -> Iterator[str]:
-    if any(ours.dataset for _, ours in cells_of(filled)):
+def stand_in_notes(filled: FilledTable) -> Iterator[str]:
+    if any(ours.stand_in for _, ours in filled_cells(filled)):
         yield (
-            f"{MARK} tested on {NO_TWINS}, CIFAR-10's test set without the images that ciFAIR lists: "
-            "that is not ciFAIR-10, whose replacement images were not at hand, so no deviation is judged."
+            f"{STAND_IN_MARK} tested on {NO_TWINS}: the test set of CIFAR-10 without the duplicates that "
+            "ciFAIR lists. It is not ciFAIR-10, whose replacement images were not available, so deviations "
+            "from the paper are not assessed."
         )
 
 
-def say_disagreements(filled: FilledTable) -> Iterator[str]:
-    """Seeds with several different results: all of them."""
-    for entry, ours in cells_of(filled):
+def disagreement_notes(filled: FilledTable) -> Iterator[str]:
+    """All results of the seeds that have several different ones."""
+    for entry, ours in filled_cells(filled):
         for seed in ours.by_seed:
             found = [result for result in ours.results if result.recipe.seed == seed]
             if len({result.accuracy for result in found}) > 1:
                 values = " and ".join(describe_result(result) for result in found)
-                where = place(entry, ours, filled)
-                yield f"{where}, seed {seed}, has different results, {values}; the mean takes their average."
+                label = cell_label(entry, ours, filled)
+                yield f"{label}, seed {seed}, has different results, {values}; the table uses their average."
 
 
 def describe_result(result: Result) -> str:
-    made = [str(result.numbers[name]) for name in ("device", "commit", "date") if result.numbers[name]]
-    return f"{result.accuracy:.2f} ({', '.join(made)}{', ' if made else ''}line {result.line})"
+    origin = [str(result.numbers[name]) for name in ("device", "commit", "date") if result.numbers[name]]
+    return f"{result.accuracy:.2f} ({', '.join([*origin, f'line {result.line}'])})"
 
 
-def say_printed_gains(filled: FilledTable) -> Iterator[str]:
-    """Gains that the paper prints beside cells of which they are not the difference."""
+def printed_gain_notes(filled: FilledTable) -> Iterator[str]:
+    """Gains printed in the paper that are not the difference of its cells."""
     for first, second in filled.table.gains:
         for column in filled.table.columns:
-            printed = filled.table.paper_gains(first, column)
+            printed = filled.table.printed_gain(first, column)
             paper = filled.entry(gain_label(first, second), column).paper
             if printed is not None and paper is not None and round(printed - paper, 2) != 0:
                 yield (
-                    f"The paper prints a gain of {printed:+.2f} for {first} over {second} on {column}; "
-                    f"its own cells give {paper:+.2f}, which is what stands here."
+                    f"The paper prints a gain of {printed:+.2f} for {first} over {second} on {column}; the "
+                    f"difference of its cells, shown here, is {paper:+.2f}."
                 )
 
 
-def say_missing(filled: FilledTable) -> Iterator[str]:
-    missing = len(filled.trainable) - filled.filled
+def missing_cell_notes(filled: FilledTable) -> Iterator[str]:
+    missing = len(filled.trainable) - filled.cells_with_runs
     if missing:
         yield (
             f"Missing: {missing} of {len(filled.trainable)} cells; "
-            f"icmixup paper {filled.table.name} --run-missing trains them."
+            f"`icmixup paper {filled.table.name} --run-missing` trains them."
         )

@@ -1,4 +1,4 @@
-"""The runs that tables still need: which, on which data, in which order, and how long they will take."""
+"""Plan the runs that tables lack: which recipes, on which data, in which order, and how long they take."""
 
 from __future__ import annotations
 
@@ -25,126 +25,130 @@ from icmixup.lab.training.recipe import Recipe
 
 
 class Plan(NamedTuple):
-    """What --run-missing is about to do."""
+    """What `icmixup paper --run-missing` trains."""
 
-    recipes: tuple[Recipe, ...]  # cheapest first, the first seed of all before the second of any
-    absent: Mapping[str, int]  # datasets that are not there, and how many runs wait for each
-    stand_ins: tuple[str, ...]  # datasets that another one stands in for
+    recipes: tuple[Recipe, ...]  # all first seeds before any second seed, cheapest first
+    missing_data: Mapping[str, int]  # datasets that were not found, and the number of runs that need each
+    stand_ins: tuple[str, ...]  # datasets that are replaced by a stand-in
 
 
 def choose_cells(tables: Iterable[PaperTable], only: Sequence[str]) -> list[tuple[PaperTable, Cell]]:
-    """The cells of tables that any of the patterns names; all if there is none."""
+    """The cells that match any of the patterns; all cells if there are no patterns."""
     cells = [(table, cell) for table in tables for cell in table.cells()]
-    chosen = [(table, cell) for table, cell in cells if not only or any(names(cell, one) for one in only)]
+    chosen = [
+        (table, cell) for table, cell in cells if not only or any(matches(cell, pattern) for pattern in only)
+    ]
     if not chosen:
         known = sorted({cell.recipe.method for _, cell in cells})
         columns = list(dict.fromkeys(cell.column for _, cell in cells))
         raise ValueError(
-            f"--only {' '.join(only)} names no cell; there are the methods {', '.join(known)}, the columns "
-            f"{', '.join(columns)}, and method/column/model with * for anything"
+            f"--only {' '.join(only)} matches no cell; use a method ({', '.join(known)}), a column "
+            f"({', '.join(columns)}), or method/column/model, with * as a wildcard"
         )
     return chosen
 
 
-def names(cell: Cell, pattern: str) -> bool:
-    """Whether a pattern is a cell's method, row, column, model or dataset, or method/column/model."""
+def matches(cell: Cell, pattern: str) -> bool:
+    """Whether a pattern matches a cell's method, row, column, model, dataset, or method/column/model."""
     recipe = cell.recipe
     words = (recipe.method, cell.row, cell.column, recipe.model, recipe.dataset)
     return any(fnmatch(word, pattern) for word in (*words, f"{recipe.method}/{cell.column}/{recipe.model}"))
 
 
-def plan_runs(
+def plan_missing_runs(
     cells: Iterable[tuple[PaperTable, Cell]], index: Index, data_dir: Path, seeds: int | None, compiled: bool
 ) -> Plan:
-    """The runs that cells lack, each once, where several tables ask for it.
+    """Plan the runs that cells lack; a run that several tables share is planned once.
 
     Args:
-        seeds: runs a cell; as many as the paper made if not given.
+        seeds: runs per cell; None for the number in the paper.
+        compiled: whether to torch.compile the models.
     """
     runs: dict[tuple[object, ...], Recipe] = {}
-    absent: dict[str, int] = {}
+    missing_data: dict[str, int] = {}
     stand_ins: dict[str, None] = {}
     for table, cell in cells:
-        recipe, missing = resolve(cell.recipe, data_dir)
+        recipe, available = available_recipe(cell.recipe, data_dir)
         if recipe.dataset != cell.recipe.dataset:
             stand_ins[cell.recipe.dataset] = None
         known = (*index.get(experiment(recipe), ()), *index.get(experiment(cell.recipe), ()))
         done = {result.recipe.seed for result in known}
         for seed in sorted(set(range(table.runs if seeds is None else seeds)) - done):
             key = (*experiment(recipe), seed)
-            if missing and key not in runs:
-                absent[recipe.dataset] = absent.get(recipe.dataset, 0) + 1
+            if not available and key not in runs:
+                missing_data[recipe.dataset] = missing_data.get(recipe.dataset, 0) + 1
             runs[key] = replace(recipe, seed=seed, compile=compiled)
-    ready = [recipe for recipe in runs.values() if recipe.dataset not in absent]
+    ready = [recipe for recipe in runs.values() if recipe.dataset not in missing_data]
     ready.sort(key=lambda recipe: (recipe.seed, work(recipe)))
-    return Plan(tuple(ready), absent, tuple(stand_ins))
+    return Plan(tuple(ready), missing_data, tuple(stand_ins))
 
 
-def resolve(recipe: Recipe, data_dir: Path) -> tuple[Recipe, bool]:
-    """The recipe as it can be run here, on a stand-in if it must be, and whether its data are missing."""
-    if is_here(recipe.dataset, data_dir):
-        return recipe, False
+def available_recipe(recipe: Recipe, data_dir: Path) -> tuple[Recipe, bool]:
+    """The recipe, on a stand-in dataset if its own is missing, and whether its data is available."""
+    if is_available(recipe.dataset, data_dir):
+        return recipe, True
     stand_in = STAND_INS.get(recipe.dataset)
-    if stand_in and is_here(stand_in, data_dir):
-        return replace(recipe, dataset=stand_in), False
-    return recipe, True
+    if stand_in and is_available(stand_in, data_dir):
+        return replace(recipe, dataset=stand_in), True
+    return recipe, False
 
 
-def is_here(dataset: str, data_dir: Path) -> bool:
-    """Whether a dataset lies in data_dir, unpacked or packed; what is no CIFAR is taken to be there."""
+def is_available(dataset: str, data_dir: Path) -> bool:
+    """Whether data_dir has a dataset, as a folder or an archive; True for all but CIFAR and ciFAIR."""
     if dataset == NO_TWINS:
-        return is_here("cifar10", data_dir) and has_twins(data_dir)
+        return is_available("cifar10", data_dir) and has_duplicate_lists(data_dir)
     if dataset not in LAYOUTS:
         return True
-    packed = any((data_dir / layout.archive.file_name).exists() for layout in LAYOUTS[dataset])
-    return packed or find_layout(dataset, data_dir) is not None
+    has_archive = any((data_dir / layout.archive.file_name).exists() for layout in LAYOUTS[dataset])
+    return has_archive or find_layout(dataset, data_dir) is not None
 
 
-def has_twins(data_dir: Path) -> bool:
+def has_duplicate_lists(data_dir: Path) -> bool:
+    """Whether data_dir has the lists of CIFAR-10 test images that have duplicates."""
     try:
         return all(find_twins(data_dir, file).is_file() for file in (TWINS_TRAIN, TWINS_TEST))
     except ValueError:
         return False
 
 
-def say_absent(plan: Plan, data_dir: Path) -> list[str]:
-    """What to put where, for each dataset that is missing, and what can be run without it."""
+def describe_missing_data(plan: Plan, data_dir: Path) -> list[str]:
+    """How to get each missing dataset, and which runs do not need it; empty if no dataset is missing."""
     sentences = []
-    for dataset, waiting in plan.absent.items():
+    for dataset, waiting in plan.missing_data.items():
         archive = LAYOUTS[dataset][0].archive
-        twins = ""
+        alternative = ""
         if dataset in STAND_INS:
-            twins = (
-                f", or put cifar10 there and {TWINS_TRAIN} and {TWINS_TEST} from {TWINS_URL} into "
-                f"{data_dir / 'cifair'}, to test on {STAND_INS[dataset]} instead"
+            alternative = (
+                f"; to test on {STAND_INS[dataset]} instead, add cifar10, and put {TWINS_TRAIN} and "
+                f"{TWINS_TEST} from {TWINS_URL} into {data_dir / 'cifair'}"
             )
         sentences.append(
-            f"{dataset} is not in {data_dir}, and {waiting} runs wait for it: put {archive.file_name} from "
-            f"{archive.url} there, or let `icmixup data get {dataset}` bring it{twins}"
+            f"{dataset} is not in {data_dir} and {waiting} runs need it: run `icmixup data get {dataset}`, "
+            f"or download {archive.file_name} from {archive.url} into that folder{alternative}"
         )
-    return [*sentences, say_ready(plan)] if plan.absent else []
+    return [*sentences, describe_ready_runs(plan)] if plan.missing_data else []
 
 
-def say_ready(plan: Plan) -> str:
-    """Which runs can do without the data that are missing."""
+def describe_ready_runs(plan: Plan) -> str:
+    """The runs whose data is available."""
     if not plan.recipes:
-        return "no run can do without"
+        return "all missing runs need this data"
     ready: dict[str, dict[str, None]] = {}
     for recipe in plan.recipes:
         ready.setdefault(recipe.dataset, {})[recipe.method] = None
-    each = "; ".join(f"{dataset}: {' '.join(methods)}" for dataset, methods in ready.items())
-    return f"{len(plan.recipes)} runs can do without, on {each}"
+    by_dataset = "; ".join(f"{dataset}: {' '.join(methods)}" for dataset, methods in ready.items())
+    return f"{len(plan.recipes)} runs have their data: {by_dataset}"
 
 
-def say_stand_ins(plan: Plan) -> list[str]:
+def describe_stand_ins(plan: Plan) -> list[str]:
     return [
-        f"{dataset} is not at hand: its runs are tested on {STAND_INS[dataset]} and labelled so"
+        f"{dataset} was not found: its runs are tested on {STAND_INS[dataset]}, and their results are marked"
         for dataset in plan.stand_ins
     ]
 
 
-def past_speed(index: Index, device: str) -> float | None:
-    """Seconds for a unit of work, of the results that were made on this device."""
+def seconds_per_work(index: Index, device: str) -> float | None:
+    """Mean seconds per unit of work of the results measured on this device; None if there are none."""
     rows = [
         (60 * row.device_minutes, work(row.recipe))
         for rows in index.values()

@@ -1,13 +1,15 @@
-"""The paper's tables and figures: every cell a recipe, and the published numbers verbatim, here alone."""
+"""The paper's tables and figures: the published numbers, verbatim, and the recipe of every cell."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 
 from icmixup.lab.paper.ablations import ABLATIONS
-from icmixup.lab.paper.spec import SIZES, Numbers, PaperTable, methods, pick
+from icmixup.lab.paper.spec import Numbers, PaperTable, RecipeChanges, method_rows, published_number
 from icmixup.lab.training.recipe import Recipe
 
+SIZES: Mapping[str, RecipeChanges] = {f"{p} %": {"fraction": p / 100} for p in (100, 50, 25, 10)}
 TABLE1_RIGHT: Numbers = {
     "No Mixup": (76.52, 66.31, 46.78, 26.55),
     "Mixup": (77.33, 68.39, 49.68, 28.21),
@@ -28,7 +30,7 @@ TUNED = Recipe(
     padding_mode="reflect",
     rotation=0.0,
 )
-"""Brigato et al.'s tuned WRN-16-8, as far as it is known."""
+"""The tuned WRN-16-8 of Brigato et al., as far as its settings are known."""
 REG_GAIN = (("IC-RegMixup", "RegMixup"),)
 MIX_GAIN = (("IC-Mixup", "Mixup"),)
 
@@ -47,12 +49,12 @@ PAPER = (
             "pair axis": (75.38, 77.62, 76.09),
             "both axes": (76.20, 77.90, 77.08),
         },
-        notes=("Both axes are summed, so one axis alone also has about half the effective learning rate.",),
+        notes=("The loss sums both axes, so a single axis also has about half the effective learning rate.",),
     ),
     PaperTable(
         name="table1-right",
         title="Table 1, right: training size, CIFAR-100, ResNet-34",
-        rows=methods("No Mixup", "Mixup", "IC-Mixup (c)", "IC-Mixup (p)", "IC-Mixup"),
+        rows=method_rows("No Mixup", "Mixup", "IC-Mixup (c)", "IC-Mixup (p)", "IC-Mixup"),
         columns=SIZES,
         published=TABLE1_RIGHT,
         gains=MIX_GAIN,
@@ -60,7 +62,7 @@ PAPER = (
     PaperTable(
         name="figure-regmixup",
         title="Figure 3: RegMixup by training size, ResNet-34",
-        rows=methods("RegMixup", "IC-RegMixup"),
+        rows=method_rows("RegMixup", "IC-RegMixup"),
         columns={
             f"{label} {size}": {"dataset": dataset, **change}
             for label, dataset in (("CIFAR-10", "cifar10"), ("CIFAR-100", "cifar100"))
@@ -72,12 +74,12 @@ PAPER = (
         },
         gains=REG_GAIN,
         printed_gains={"IC-RegMixup": (None, None, None, None, None, None, None, 7.07)},
-        notes=("The paper prints four of the figure's sixteen numbers, in its text.",),
+        notes=("The paper states four of the figure's sixteen numbers, in its text.",),
     ),
     PaperTable(
         name="table2-left",
-        title="Table 2, left: 50 images a class, ResNet-34, the paper's recipe",
-        rows=methods("No Mixup", "Mixup", "IC-Mixup", "RegMixup", "IC-RegMixup"),
+        title="Table 2, left: 50 images per class, ResNet-34, the paper's recipe",
+        rows=method_rows("No Mixup", "Mixup", "IC-Mixup", "RegMixup", "IC-RegMixup"),
         columns={
             "ciFAIR-100": {"dataset": "cifair100", "per_class": 50},
             "ciFAIR-10": {"dataset": "cifair10", "per_class": 50},
@@ -91,13 +93,13 @@ PAPER = (
         },
         gains=(*MIX_GAIN, *REG_GAIN),
         notes=(
-            "50 images a class of ciFAIR-100 are 10 % of CIFAR-100, yet the paper has 41.96 without mixing "
-            "here and 26.55 there, and does not say why.",
+            "50 images per class of ciFAIR-100 are 10 % of CIFAR-100, but the paper reports 41.96 without "
+            "mixing here and 26.55 in Table 1, without an explanation.",
         ),
     ),
     PaperTable(
         name="table2-middle",
-        title="Table 2, middle: ciFAIR-10, 50 images a class, the tuned WRN-16-8",
+        title="Table 2, middle: ciFAIR-10, 50 images per class, tuned WRN-16-8",
         rows={
             "Bietti et al. 2019": None,
             "Oyallon et al. 2017": None,
@@ -120,15 +122,15 @@ PAPER = (
         },
         gains=(("+ IC-RegMixup", "Brigato et al. 2021"),),
         notes=(
-            "The paper prints no hyperparameters here: ours are those of the DEIC benchmark's example, "
-            "unconfirmed, on its split 0.",
+            "The paper does not state the hyperparameters of this table. Ours come from the example of the "
+            "DEIC benchmark, on its split 0, and are unconfirmed.",
         ),
         runs=10,
     ),
     PaperTable(
         name="table2-right",
-        title="Table 2, right: long tails, the paper's recipe",
-        rows=methods("ERM", "Mixup", "IC-Mixup", "Remix", "IC-Remix"),
+        title="Table 2, right: long-tailed CIFAR, the paper's recipe",
+        rows=method_rows("ERM", "Mixup", "IC-Mixup", "Remix", "IC-Remix"),
         columns={
             f"LT-CIFAR{number} {factor}": {"dataset": f"cifar{number}", "imbalance": factor}
             for number in (100, 10)
@@ -144,51 +146,51 @@ PAPER = (
         },
         gains=(*MIX_GAIN, ("IC-Remix", "Remix")),
         printed_gains={"IC-Mixup": (1.62, 4.10, 0.26, 3.99), "IC-Remix": (3.20, 5.97, 0.67, 6.63)},
-        notes=("The paper does not name the network of this table: ours are ResNet-34 and ResNet-32.",),
+        notes=("The paper does not name the network of this table; we train ResNet-34 and ResNet-32.",),
     ),
     *(
         PaperTable(
             name=name,
             title=f"Figure 4, {side}: {what} along lam, CIFAR-100, ResNet-34",
-            rows=methods("Mixup", "IC-Mixup"),
+            rows=method_rows("Mixup", "IC-Mixup"),
             columns={"accuracy": {}},
             notes=(
-                "The paper's figure prints no numbers; these are the runs that it is drawn from, "
-                "and `icmixup analyse` draws it.",
+                "The paper's figure has no numbers. These are the accuracies of the runs behind our version, "
+                "which `icmixup analyse` plots.",
             ),
         )
         for name, side, what in (
             ("figure-confidence", "left", "squared norm of the scores"),
-            ("figure-difference", "right", "difference of the two classes' scores"),
+            ("figure-difference", "right", "score difference of the two classes"),
         )
     ),
     PaperTable(
         name="baselines",
-        title="Section 4.1: two more baselines of the class axis, CIFAR-100, ResNet-34",
+        title="Section 4.1: two other sets of negatives for the class axis, CIFAR-100, ResNet-34",
         rows={
-            "its two source classes": {"method": "ic-mixup-sources"},
+            "the two source classes": {"method": "ic-mixup-sources"},
             "all original classes": {"method": "ic-mixup-classes"},
-            **methods("IC-Mixup (c)", "IC-Mixup"),
+            **method_rows("IC-Mixup (c)", "IC-Mixup"),
         },
         columns={size: SIZES[size] for size in ("100 %", "10 %")},
         published={
-            row: tuple(pick(TABLE1_RIGHT, row, tuple(SIZES), size) for size in ("100 %", "10 %"))
+            row: tuple(published_number(TABLE1_RIGHT, row, tuple(SIZES), size) for size in ("100 %", "10 %"))
             for row in ("IC-Mixup (c)", "IC-Mixup")
         },
         notes=(
-            'Of the two baselines the paper says that they "do not outperform the proposed setup", '
-            "without numbers.",
+            'The paper states, without numbers, that the first two rows "do not outperform the proposed '
+            'setup".',
         ),
     ),
 )
-
 
 TABLES = {table.name: table for table in (*PAPER, *ABLATIONS)}
 
 
 def find_table(name: str) -> PaperTable:
+    """The table or figure of that name; a ValueError suggests similar names."""
     if name not in TABLES:
         near = get_close_matches(name, TABLES, n=3)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
-        raise ValueError(f"no table or figure {name!r}; {hint}there are {', '.join(TABLES)}")
+        raise ValueError(f"no table or figure {name!r}; {hint}choose from {', '.join(TABLES)}")
     return TABLES[name]

@@ -1,8 +1,8 @@
-"""results/runs.csv: a row a run, appended and never rewritten.
+"""results/runs.csv: one row per run; rows are appended and never rewritten.
 
-A row holds every field of the recipe, the metrics of the last epoch, and where the number was made: its
-minutes are of a run beside `at_once` - 1 others on the same GPU or cores. A field that a recipe got after the
-file was begun has its default in the older rows.
+A row holds every field of the recipe, the metrics of the last epoch, and provenance: device, versions,
+commit, and `minutes`, measured while `at_once` - 1 other runs shared the GPU or the cores. A file may lack
+columns that were added later: its rows then have the default of the recipe field, or None.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -21,27 +21,27 @@ from types import UnionType
 from typing import IO, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from icmixup.lab.training.recipe import METHOD_FIELDS, Recipe, read_recipe
+from icmixup.lab.training.run_folder import Row
 
-Row = Mapping[str, Any]
-FIELDS = tuple(entry.name for entry in dataclasses.fields(Recipe))
+RECIPE_COLUMNS = tuple(entry.name for entry in dataclasses.fields(Recipe))
 METRICS = (
     *("accuracy", "many", "medium", "few", "nll", "calibration_error"),
     *("nll_scaled", "calibration_error_scaled", "fitted_temperature", "loss"),
 )
-MADE = (
+PROVENANCE = (
     *("minutes", "images_per_second", "train_images", "ranks", "at_once"),
     *("device", "torch", "python", "commit", "date"),
 )
-COLUMNS = (*FIELDS, *METRICS, *MADE)
-TEXT = {"device", "torch", "python", "commit", "date"}
-HOW = {"compile", "graph", "eval_every", "precision"}  # how a run is carried out, not what it asks
+COLUMNS = (*RECIPE_COLUMNS, *METRICS, *PROVENANCE)
+TEXT_COLUMNS = {"device", "torch", "python", "commit", "date"}
+EXECUTION_FIELDS = {"compile", "graph", "eval_every", "precision"}  # they do not define the experiment
 
 
 class Result(NamedTuple):
     """One row of the file."""
 
     recipe: Recipe
-    numbers: dict[str, Any]  # METRICS and MADE
+    numbers: dict[str, Any]  # METRICS and PROVENANCE
     line: int
 
     @property
@@ -54,30 +54,30 @@ class Result(NamedTuple):
 
     @property
     def device_minutes(self) -> float:
-        """Its share of the minutes that it and the runs beside it took; 0 where the row has none."""
+        """Minutes of the device, shared equally with concurrent runs; 0 if the row has no minutes."""
         return float(self.numbers["minutes"] or 0) / (self.numbers["at_once"] or 1)
 
 
-class Damaged(NamedTuple):
-    """A line of the file that cannot be read, and stays as it is."""
+class DamagedLine(NamedTuple):
+    """A line of the file that cannot be parsed."""
 
     path: Path
     line: int
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.path}, line {self.line}: {self.reason}; the row is left out, the file left as it is"
+        return f"{self.path}, line {self.line}: {self.reason}; the row is ignored and the file is not changed"
 
 
 class Results(NamedTuple):
-    """What a file holds."""
+    """The contents of a results file."""
 
     rows: tuple[Result, ...] = ()
-    damaged: tuple[Damaged, ...] = ()
+    damaged: tuple[DamagedLine, ...] = ()
 
 
 def read_rows(path: Path) -> Results:
-    """Every row that can be read, and why the others cannot; no file is no rows."""
+    """Read every row that can be parsed, and the reason for each that cannot; no rows if there is no file."""
     if not path.exists():
         return Results()
     with path.open(newline="", encoding="utf-8") as file:
@@ -85,58 +85,59 @@ def read_rows(path: Path) -> Results:
 
 
 def parse_rows(lines: Iterable[str], path: Path) -> Results:
-    """Line by line, since a torn row may open a quote that would swallow all that follow."""
+    """Parse line by line, since an incomplete row may open a quote that would swallow the following rows."""
     header: Sequence[str] = ()
     rows: list[Result] = []
-    damaged: list[Damaged] = []
+    damaged: list[DamagedLine] = []
     for number, line in enumerate(lines, start=1):
         if number == 1:
             header = read_header(line, path)
         elif line.strip():
             try:
-                rows.append(parse_row(header, split(line), number))
+                rows.append(parse_row(header, split_line(line), number))
             except (ValueError, TypeError) as error:
-                damaged.append(Damaged(path, number, " ".join(str(error).split())))
+                damaged.append(DamagedLine(path, number, " ".join(str(error).split())))
     return Results(tuple(rows), tuple(damaged))
 
 
 def read_header(line: str, path: Path) -> Sequence[str]:
-    """The names of the columns, if every one is ours and the accuracy is among them."""
-    header = split(line)
-    strange = [name for name in header if name not in COLUMNS]
-    if strange or "accuracy" not in header:
-        why = f"has columns that are not ours, {', '.join(strange)}" if strange else "has no column accuracy"
+    """The column names; a ValueError if one is unknown or there is no accuracy."""
+    header = split_line(line)
+    unknown = [name for name in header if name not in COLUMNS]
+    if unknown or "accuracy" not in header:
+        reason = f"has unknown columns {', '.join(unknown)}" if unknown else "has no column accuracy"
         raise ValueError(
-            f"{path} {why}: it is no file of runs, or one of a later icmixup; give another with --results"
+            f"{path} {reason}: it is not a results file, or was written by a newer version of icmixup; "
+            "pass another file with --results"
         )
     return header
 
 
 def parse_row(header: Sequence[str], values: Sequence[str], line: int) -> Result:
     if len(values) != len(header):
-        raise ValueError(f"it has {len(values)} values where the header has {len(header)}")
+        raise ValueError(f"it has {len(values)} values but the header has {len(header)} columns")
     parsed = {name: parse_value(name, text) for name, text in zip(header, values, strict=True)}
     accuracy = parsed["accuracy"]
     if not isinstance(accuracy, int | float) or not 0 <= accuracy <= 100:
-        raise ValueError(f"its accuracy is {accuracy!r}, where a percentage belongs")
-    recipe = read_recipe({name: parsed[name] for name in FIELDS if name in parsed})
-    return Result(recipe, {name: parsed.get(name) for name in (*METRICS, *MADE)}, line)
+        raise ValueError(f"its accuracy is {accuracy!r}, expected a percentage from 0 to 100")
+    recipe = read_recipe({name: parsed[name] for name in RECIPE_COLUMNS if name in parsed})
+    return Result(recipe, {name: parsed.get(name) for name in (*METRICS, *PROVENANCE)}, line)
 
 
 def parse_value(name: str, text: str) -> Any:
     if text == "":
         return None
-    if name in TEXT or name in text_fields():
+    if name in TEXT_COLUMNS or name in text_fields():
         return text
     try:
         return json.loads(text)
     except json.JSONDecodeError:
-        raise ValueError(f"{name} is {text!r}, which is no number") from None
+        raise ValueError(f"{name} is {text!r}, which is not a number") from None
 
 
 @cache
 def text_fields() -> set[str]:
-    """The fields of a recipe that are words."""
+    """The fields of a recipe that hold text."""
     return {name for name, hint in get_type_hints(Recipe).items() if is_text(hint)}
 
 
@@ -147,12 +148,14 @@ def is_text(hint: Any) -> bool:
 
 
 def append_rows(path: Path, runs: Iterable[tuple[Recipe, Row]]) -> list[Result]:
-    """Append the rows of train() that are not there yet, and return those.
+    """Append the rows that the file does not have yet, and return them.
 
-    Each comes with its recipe. A row whose recipe and metrics are there already is not added again. One with
-    the same
-    recipe and other metrics is added below: both stay, and both are shown. Several processes may append at
-    once.
+    A row is skipped if the file has its recipe with the same metrics. A row with the same recipe but
+    different metrics is appended: both are kept and both are shown. Several processes may append at the same
+    time.
+
+    Args:
+        runs: each a recipe and the row that train() returned for it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path) as file:
@@ -160,20 +163,20 @@ def append_rows(path: Path, runs: Iterable[tuple[Recipe, Row]]) -> list[Result]:
         old = file.read().splitlines(keepends=True)
         header = read_header(old[0], path) if old else COLUMNS
         new = new_rows(runs, header, path, parse_rows(old, path).rows)
-        # A line torn by a crash stays a line of its own.
+        # If a crash left an incomplete last line, new rows start on a line of their own.
         end = "\n" if old and not old[-1].endswith("\n") else ""
-        start = "" if old else join(COLUMNS)
-        file.write(end + start + "".join(join(values) for values, _ in new))
+        start = "" if old else join_line(COLUMNS)
+        file.write(end + start + "".join(join_line(values) for values, _ in new))
         file.flush()
         os.fsync(file.fileno())
     return [result for _, result in new]
 
 
 def new_rows(
-    runs: Iterable[tuple[Recipe, Row]], header: Sequence[str], path: Path, there: Iterable[Result]
+    runs: Iterable[tuple[Recipe, Row]], header: Sequence[str], path: Path, existing: Iterable[Result]
 ) -> list[tuple[list[str], Result]]:
-    """Of runs, those that are not there: their values, and how they will be read."""
-    known = {identity(result) for result in there}
+    """The runs that are not in the file yet: the values to write, and the result they are read back as."""
+    known = {identity(result) for result in existing}
     new = []
     for recipe, row in runs:
         values = row_values(recipe, row, header, path)
@@ -186,35 +189,36 @@ def new_rows(
 
 @contextmanager
 def locked(path: Path) -> Iterator[IO[str]]:
-    """The file, opened to read and append, while no other process of ours has it."""
+    """Open the file to read and append while no other process does."""
     with path.open("a+", newline="", encoding="utf-8") as file:
         try:
             import fcntl
-        except ImportError:  # Windows: one writer at a time is then the user's care
+        except ImportError:  # Windows has no fcntl, so concurrent writers are not protected there
             yield file
             return
-        fcntl.flock(file, fcntl.LOCK_EX)  # closing the file gives it back
+        fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
         yield file
 
 
 def identity(result: Result) -> tuple[str, tuple[Any, ...]]:
+    """Two results with the same recipe and metrics are one run."""
     return result.recipe.key, result.metrics
 
 
 def check_file(path: Path, recipes: Iterable[Recipe]) -> None:
-    """Refuse a file that could not take the rows of these recipes, before hours went into them."""
+    """Raise before training if the file lacks a column that the rows of these recipes need."""
     if path.exists():
         with path.open(newline="", encoding="utf-8") as file:
             line = file.readline()
         header = read_header(line, path) if line else COLUMNS
         for recipe in recipes:
-            row_values(recipe, dict.fromkeys((*METRICS, *MADE), 0.0), header, path)
+            row_values(recipe, dict.fromkeys((*METRICS, *PROVENANCE), 0.0), header, path)
 
 
 def row_values(recipe: Recipe, row: Row, header: Sequence[str], path: Path) -> list[str]:
-    """One run as the file's columns have it."""
+    """The values of one run, in the order of the file's columns."""
     fields = recipe.fields()
-    numbers = {name: row.get(name) for name in (*METRICS, *MADE)}
+    numbers = {name: row.get(name) for name in (*METRICS, *PROVENANCE)}
     values = {
         **{k: format_value(v) for k, v in fields.items()},
         **{k: format_number(v) for k, v in numbers.items()},
@@ -223,8 +227,8 @@ def row_values(recipe: Recipe, row: Row, header: Sequence[str], path: Path) -> l
     lost = [k for k, v in values.items() if k not in header and v != defaults.get(k, "")]
     if lost:
         raise ValueError(
-            f"{path} was begun before runs had {', '.join(lost)}, and rows are never rewritten: "
-            "begin another file with --results"
+            f"{path} has no column for {', '.join(lost)}, and existing files are not rewritten; "
+            "start a new file with --results"
         )
     return [values[name] for name in header]
 
@@ -234,29 +238,31 @@ def format_value(value: object) -> str:
 
 
 def format_number(value: object) -> str:
-    """Six decimals are more than a test set has."""
+    """Round to six decimals, which is finer than one image of any test set."""
     if isinstance(value, float):
         return "" if math.isnan(value) else json.dumps(round(value, 6))
     return format_value(value)
 
 
-def split(line: str) -> list[str]:
+def split_line(line: str) -> list[str]:
     return next(csv.reader([line]), [])
 
 
-def join(values: Sequence[str]) -> str:
+def join_line(values: Sequence[str]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(values)
     return text.getvalue()
 
 
 def experiment(recipe: Recipe) -> tuple[object, ...]:
-    """What a run asks: every field but the seed and how it is carried out, each said in one way only.
+    """A key of the experiment that a recipe belongs to: all fields except the seed and EXECUTION_FIELDS.
 
-    Numbers that are the method's own, or drops at the quarters, are the same said or unsaid; an imbalance of
-    100 is one of 0.01.
+    Equivalent recipes have equal keys: a default of the method or of the schedule may be explicit or omitted,
+    and an imbalance of 100 equals one of 0.01.
     """
-    fields = {name: value for name, value in dataclasses.asdict(recipe).items() if name not in HOW}
+    fields = {
+        name: value for name, value in dataclasses.asdict(recipe).items() if name not in EXECUTION_FIELDS
+    }
     method = recipe.method_at(0)
     for name in METHOD_FIELDS:
         fields[name] = getattr(method, name)
@@ -266,9 +272,9 @@ def experiment(recipe: Recipe) -> tuple[object, ...]:
     return tuple(fields.values())
 
 
-def conflicts(rows: Iterable[Result]) -> list[tuple[Result, ...]]:
-    """Rows that have one recipe and different metrics, together."""
+def conflicting_results(rows: Iterable[Result]) -> list[tuple[Result, ...]]:
+    """Groups of rows that have the same recipe but different metrics."""
     by_key: dict[str, list[Result]] = {}
     for row in rows:
         by_key.setdefault(row.recipe.key, []).append(row)
-    return [tuple(found) for found in by_key.values() if len({row.metrics for row in found}) > 1]
+    return [tuple(group) for group in by_key.values() if len({row.metrics for row in group}) > 1]

@@ -1,4 +1,4 @@
-"""What a table of runs is: a base recipe, and what its rows and columns change of it."""
+"""Specification of a table: a base recipe, and the recipe fields that its rows and columns change."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from icmixup.lab.training.recipe import Recipe
 
-Changes = Mapping[str, Any]
+RecipeChanges = Mapping[str, Any]
 Numbers = Mapping[str, tuple[float | None, ...]]
-OURS = "ours"
+DEFAULT_VARIANT = "ours"
 
 
 class Cell(NamedTuple):
-    """One number of ours to be had: where it stands, and how it is made."""
+    """A cell that a run can fill: its position in the table, and its recipe."""
 
     row: str
     column: str
@@ -24,30 +24,30 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PaperTable:
-    """A table or figure: rows and columns as changes to a base recipe, and the paper's numbers."""
+    """A table or figure: rows and columns as changes to a base recipe, and the published numbers."""
 
     name: str
     title: str
-    rows: Mapping[str, Changes | None]  # None: another method's number, of which there is no run
-    columns: Mapping[str, Changes]
-    base: Recipe = Recipe()  # noqa: RUF009  frozen, and the paper's paragraph
-    variants: Mapping[str, Changes] = field(default_factory=lambda: {OURS: {}})
+    rows: Mapping[str, RecipeChanges | None]  # None: a number quoted from other work, which is not trained
+    columns: Mapping[str, RecipeChanges]
+    base: Recipe = Recipe()  # noqa: RUF009  frozen; the defaults are the paper's recipe
+    variants: Mapping[str, RecipeChanges] = field(default_factory=lambda: {DEFAULT_VARIANT: {}})
     published: Numbers = field(default_factory=dict)  # by row, in the order of the columns
-    gains: tuple[tuple[str, str], ...] = ()  # rows whose difference is the point of the table
-    printed_gains: Numbers = field(default_factory=dict)  # what the paper prints for them, by their first row
+    gains: tuple[tuple[str, str], ...] = ()  # pairs of rows whose difference the table is about
+    printed_gains: Numbers = field(default_factory=dict)  # gains as printed in the paper, by their first row
     notes: tuple[str, ...] = ()
     runs: int = 3  # "All experiments are run three times"
     in_paper: bool = True
 
-    def recipe(self, row: str, column: str, variant: str = OURS) -> Recipe | None:
-        """What is trained for a cell, with seed 0."""
+    def recipe(self, row: str, column: str, variant: str = DEFAULT_VARIANT) -> Recipe | None:
+        """The recipe of a cell with seed 0; None for a row that is not trained."""
         changes = self.rows[row]
         if changes is None:
             return None
         return replace(self.base, **{**changes, **self.columns[column], **self.variants[variant]})
 
     def cells(self) -> Iterator[Cell]:
-        """Every cell that a run of ours can fill, row by row."""
+        """Every cell that a run can fill, row by row."""
         for row in self.rows:
             for column in self.columns:
                 for variant in self.variants:
@@ -56,18 +56,18 @@ class PaperTable:
 
     def paper_says(self, row: str, column: str) -> float | None:
         """The published number, verbatim, or None."""
-        return pick(self.published, row, tuple(self.columns), column)
+        return published_number(self.published, row, tuple(self.columns), column)
 
-    def paper_gains(self, row: str, column: str) -> float | None:
-        """The gain that the paper prints under a row, or None."""
-        return pick(self.printed_gains, row, tuple(self.columns), column)
+    def printed_gain(self, row: str, column: str) -> float | None:
+        """The gain that the paper prints for a row, or None."""
+        return published_number(self.printed_gains, row, tuple(self.columns), column)
 
 
-def pick(numbers: Numbers, row: str, columns: tuple[str, ...], column: str) -> float | None:
+def published_number(numbers: Numbers, row: str, columns: tuple[str, ...], column: str) -> float | None:
     return numbers[row][columns.index(column)] if row in numbers else None
 
 
-METHOD_ROWS: Mapping[str, Changes] = {
+METHOD_ROWS: Mapping[str, RecipeChanges] = {
     "No Mixup": {"method": "erm"},
     "ERM": {"method": "erm"},
     "Mixup": {"method": "mixup"},
@@ -79,24 +79,9 @@ METHOD_ROWS: Mapping[str, Changes] = {
     "Remix": {"method": "remix"},
     "IC-Remix": {"method": "ic-remix"},
 }
-"""The paper's spelling of its methods."""
+"""Methods by the names that the paper uses in its tables."""
 
 
-def methods(*names: str) -> dict[str, Changes]:
+def method_rows(*names: str) -> dict[str, RecipeChanges]:
+    """Rows of METHOD_ROWS, by the paper's names."""
     return {name: METHOD_ROWS[name] for name in names}
-
-
-def by_name(*names: str) -> dict[str, Changes]:
-    return {name: {"method": name} for name in names}
-
-
-SIZES: Mapping[str, Changes] = {f"{p} %": {"fraction": p / 100} for p in (100, 50, 25, 10)}
-TENTH: Changes = {"dataset": "cifar100", "fraction": 0.1}
-TAIL100: Changes = {"dataset": "cifar100", "imbalance": 0.01}
-TAIL10: Changes = {"dataset": "cifar10", "imbalance": 0.01}
-ABLATED: Mapping[str, Changes] = {
-    "IC-Mixup, CIFAR-100 10 %": {"method": "ic-mixup", **TENTH},
-    "IC-RegMixup, CIFAR-100 10 %": {"method": "ic-regmixup", **TENTH},
-    "IC-Mixup, LT-CIFAR100 0.01": {"method": "ic-mixup", **TAIL100},
-    "IC-Mixup, LT-CIFAR10 0.01": {"method": "ic-mixup", **TAIL10},
-}

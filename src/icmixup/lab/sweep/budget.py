@@ -29,8 +29,8 @@ DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d
 MARGIN = 0.9  # of the budget is planned; evaluations and checkpoints take the rest
 TRIAL_SHARE, TRIAL_SECONDS = 0.05, (1.0, 30.0)  # share and bounds of measuring
 TRIAL_EPOCHS = 50  # or as many as fit into that time
-# Work per image relative to ResNet-18, and per step regardless of its images. They only determine the order of
-# runs and the estimate of their time.
+# Work per image relative to ResNet-18, and per step regardless of its images. They only determine the order
+# of runs and the estimate of their time.
 WORK = {"resnet18": 1.0, "resnet34": 1.7, "resnet50": 2.5, "resnet32": 0.4, "wrn16-8": 2.2, "small-cnn": 0.1}
 STEP_WORK = 20.0
 
@@ -134,7 +134,8 @@ def measure_epoch(recipe: Recipe, budget: float, execution: Execution) -> tuple[
 
 
 def epoch_seconds(reports: Sequence[tuple[float, float]], total: float) -> tuple[float, float]:
-    """Seconds of start-up and of an epoch; the time before the first report, with its warm-up, is not counted."""
+    """Seconds of start-up and of an epoch; the time before the first report, with its warm-up, is not
+    counted."""
     if len(reports) < 2 or reports[-1][1] <= reports[0][1]:
         return 0.0, total
     (first, done), (last, all_done) = reports[0], reports[-1]

@@ -1,7 +1,8 @@
 """Runs on this machine: one after the other in this process, or several concurrently.
 
 processes    on CPUs and on several GPUs; a run whose process dies is resumed in a new one
-threads      on a single GPU, each with a CUDA stream of its own. At a batch of 128 a small network leaves most of
+threads      on a single GPU, each with a CUDA stream of its own. At a batch of 128 a small network leaves
+most of
              a large GPU idle; a second and a third run fill the gaps. Processes would take turns on the GPU
              instead, and each would compile the model again
 """
@@ -107,7 +108,8 @@ def run_sequentially(recipes: Sequence[Recipe], execution: Execution, collector:
 def count_workers(runs: int, device: str | None, wanted: int | None = None) -> int:
     """How many of `runs` to train concurrently: as wanted, or one per GPU, or what cores and memory allow.
 
-    The answer is always the same on one machine, since the last bits of a run depend on its number of threads.
+    The answer is always the same on one machine, since the last bits of a run depend on its number of
+    threads.
     Under torchrun it is one: there all processes together train one run.
     """
     if wanted is not None:

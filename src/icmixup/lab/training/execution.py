@@ -24,8 +24,8 @@ class Execution:
     device: str | None = None
     """cpu, cuda or cuda:1; a GPU if there is one by default."""
     workers: int | None = None
-    """Concurrent runs; 1 trains one after the other in this process. By default one per GPU, or what cores and
-    memory allow. On Ray: how many share a GPU, or a node's cores where there is no GPU."""
+    """Concurrent runs; 1 trains one after the other in this process. By default one per GPU, or what cores
+    and memory allow. On Ray: how many share a GPU, or a node's cores where there is no GPU."""
     engine: Engine = "local"
     address: str | None = None
     """Address of a Ray cluster, "auto" for the one this machine belongs to; None starts one here."""

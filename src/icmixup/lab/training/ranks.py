@@ -79,8 +79,8 @@ def broadcast_from_first(value: Value) -> Value:
 def wrap_for_ranks(model: nn.Module) -> nn.Module:
     """The model with gradients averaged over ranks; for a single process, the model itself.
 
-    Buffers are not synchronised: those of rank 0 are evaluated and saved, and training reads none. Sending them
-    before each of two forward passes breaks the backward pass in torch 2.6 and later (pytorch #175024).
+    Buffers are not synchronised: those of rank 0 are evaluated and saved, and training reads none. Sending
+    them before each of two forward passes breaks the backward pass in torch 2.6 and later (pytorch #175024).
     """
     if world_size() == 1:
         return model

@@ -68,7 +68,8 @@ class Optimisation:
     batch_size: int = 128
     """Images per step, over all ranks."""
     drop_last: bool = False
-    """Skip the incomplete last batch of an epoch, whose few images distort BatchNorm just before evaluation."""
+    """Skip the incomplete last batch of an epoch, whose few images distort BatchNorm just before
+    evaluation."""
     lr: float = 0.1
     """Peak learning rate of SGD."""
     schedule: Schedule = "step"

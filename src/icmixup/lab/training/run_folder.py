@@ -1,7 +1,7 @@
 """A run's folder: recipe.json, log.jsonl, checkpoint.pt and, at the end, result.json.
 
-Files are written to a temporary name, flushed and renamed, so a reader never sees a partial file, even after a
-kill.
+Files are written to a temporary name, flushed and renamed, so a reader never sees a partial file, even after
+a kill.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ class Run:
         return None, rejected
 
     def set_aside(self, rejected: dict[Path, str]) -> None:
-        """Rename rejected checkpoints and warn: the next checkpoint must not replace the valid one for them."""
+        """Rename rejected checkpoints and warn: the next checkpoint must not replace the valid one for
+        them."""
         for path, reason in rejected.items():
             os.replace(path, path.with_suffix(".refused"))
             warnings.warn(reason, stacklevel=2)
@@ -136,7 +137,8 @@ def read_checkpoint(path: Path, recipe: Recipe, device: torch.device) -> Checkpo
 
 
 def write_atomically(path: Path, content: bytes, keep: Path | None = None) -> None:
-    """Write to a temporary file, flush it to disk, rename it; an existing file is moved to `keep` if given."""
+    """Write to a temporary file, flush it to disk, rename it; an existing file is moved to `keep` if
+    given."""
     beside = path.with_name(path.name + ".part")
     try:
         with beside.open("wb") as file:

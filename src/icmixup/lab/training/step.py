@@ -144,7 +144,8 @@ Step = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 
 
 def make_step(learner: Learner, recipe: Recipe, method: Method, dataset: Dataset) -> Step:
-    """A function from (B, ...) uint8 images, (B,) labels and the learning rate to the loss; updates the learner."""
+    """A function from (B, ...) uint8 images, (B,) labels and the learning rate to the loss; updates the
+    learner."""
     device = learner.device
     shift, scale = normaliser(*(torch.tensor(x, device=device) for x in (dataset.mean, dataset.std)))
     class_counts = dataset.class_counts.to(device, torch.float32)
@@ -192,7 +193,8 @@ def update_average(average: nn.Module, model: nn.Module, decay: float) -> None:
 
 
 class Epoch(NamedTuple):
-    """One pass over the training images; refilled in place, since captured steps read from fixed addresses."""
+    """One pass over the training images; refilled in place, since captured steps read from fixed
+    addresses."""
 
     images: Tensor  # (N, channels, H, W) uint8, augmented
     labels: Tensor  # (N,)
@@ -249,7 +251,8 @@ class GraphedEpoch:
 
 
 def capture(run: Callable[[], None], changed: list[Tensor], learner: Learner) -> torch.cuda.CUDAGraph:
-    """Capture `run` in a CUDA graph; tensors in `changed` are restored after the warm-up that a capture needs."""
+    """Capture `run` in a CUDA graph; tensors in `changed` are restored after the warm-up that a capture
+    needs."""
     before = [tensor.clone() for tensor in changed]
     stream = warm_up_stream(learner.device)
     stream.wait_stream(torch.cuda.current_stream())
@@ -281,7 +284,8 @@ def cudnn_benchmark() -> Iterator[None]:
 
 @functools.cache
 def warm_up_stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream for all captures, used under PREPARING: every stream with a matrix product keeps a workspace."""
+    """One stream for all captures, used under PREPARING: every stream with a matrix product keeps a
+    workspace."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
