@@ -112,7 +112,8 @@ def one_step(images: Tensor, labels: Tensor, ranks: bool = False) -> tuple[nn.Mo
     mixup = OurMixup(num_classes=C)
     mixup.mixup_enabled, criterion = False, mixup.criterion()
     inputs, targets = mixup(F.interpolate(images, 32), labels)
-    criterion((DistributedDataParallel(model) if ranks else model)(inputs), targets).backward()
+    wrapped = DistributedDataParallel(model) if ranks else model
+    criterion(wrapped(inputs), targets).backward()
     return model, criterion
 
 

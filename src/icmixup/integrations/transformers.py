@@ -39,7 +39,7 @@ class MixupTrainerMixin:
     """
 
     # The loss is the mean of a batch, so the Trainer has to divide it by the number of accumulated batches.
-    # This attribute says so to current versions; model_accepts_loss_kwargs, below, to earlier ones.
+    # This attribute tells current versions; model_accepts_loss_kwargs, below, tells versions since 4.48.
     loss_is_scaled_for_ga = False
 
     def __init__(
@@ -87,11 +87,6 @@ class MixupTrainerMixin:
         return training_loss(
             model, inputs, labels, self.method, self.class_counts, hidden=self.hidden, generator=self.generator
         )
-
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], *_: Any, **__: Any) -> Tensor:
-        # Without a number of items: transformers 4.46 divides by the number of batches only if there is none.
-        loss: Tensor = super().training_step(model, inputs)  # type: ignore[misc]
-        return loss
 
 
 def check_integers(labels: Tensor | None) -> None:
