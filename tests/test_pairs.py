@@ -577,11 +577,11 @@ BAD_CALLS: dict[str, tuple[str, Callable[[], object]]] = {
     ),
     "size zero": (r"got \(4, 0\)", lambda: draw_cutmix(LABELS, 1.0, (4, 0))),
     "switch_prob": (
-        r"switch_prob is the probability of CutMix, from 0 to 1, got 1.2",
+        r"switch_prob must be the probability of CutMix, from 0 to 1, got 1.2",
         lambda: draw_either(LABELS, 1.0, SIZE, switch_prob=1.2),
     ),
     "prob": (
-        r"prob is the probability of mixing a batch, from 0 to 1, got -0.5",
+        r"prob must be the probability of mixing a batch, from 0 to 1, got -0.5",
         lambda: leave_unmixed(PAIRS, -0.5),
     ),
     "uint8 images": (
@@ -617,12 +617,19 @@ BAD_CALLS: dict[str, tuple[str, Callable[[], object]]] = {
         r"labels have dtype torch.float32 and shape \(4,\); expected \(B,\) integers",
         lambda: mix_targets(LABELS.float(), PAIRS, C),
     ),
+    "kappa below 1": (
+        r"kappa must be at least 1, the ratio of two class sizes, got 0.5",
+        lambda: draw_remix(LABELS, 1.0, COUNTS, kappa=0.5),
+    ),
+    "kappa infinite": (r"kappa must be .* got inf", lambda: draw_remix(LABELS, 1.0, COUNTS, kappa=math.inf)),
+    "tau": (r"tau must be a share .* got 1.5", lambda: draw_remix(LABELS, 1.0, COUNTS, tau=1.5)),
+    "alpha as text": (r"alpha must be .* got '1'", lambda: draw_mixup(LABELS, "1")),  # type: ignore[arg-type]
     "remix float labels": (
         r"labels have dtype torch.float32 and shape \(4,\); expected \(B,\) integers",
         lambda: draw_remix(LABELS + 0.5, 1.0, COUNTS),
     ),
     "smoothing": (
-        r"label_smoothing must be in \[0, 1\), got 1",
+        r"label_smoothing must be at least 0 and below 1, got 1",
         lambda: mix_targets(LABELS, PAIRS, C, label_smoothing=1),
     ),
     "accuracy": (

@@ -9,6 +9,8 @@ Importing this module does not import torch, so that the command line can valida
 from __future__ import annotations
 
 import math
+import sys
+from numbers import Real
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -62,18 +64,38 @@ def check_integers(name: str, labels: Tensor, expected: str) -> None:
         )
 
 
-def check_num_classes(num_classes: int) -> None:
-    if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 2:
-        raise ValueError(f"num_classes must be an integer of at least 2, got {num_classes!r}")
+def check_whole(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
 
 
-def check_positive(name: str, value: float) -> None:
-    if not value > 0 or math.isinf(value):
-        raise ValueError(f"{name} must be a positive number, got {value}; to disable mixing pass lam=1.0")
+def check_number(name: str, value: object, low: float, high: float, meaning: str, hint: str = "") -> None:
+    """A finite real number within [low, high]; text, booleans and nan are refused too."""
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    if not (real and math.isfinite(value) and low <= value <= high):  # type: ignore[arg-type, operator]
+        raise ValueError(f"{name} must be {meaning}, got {value!r}{hint}")
 
 
-def check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
+def check_positive(name: str, value: object, hint: str = "") -> None:
+    check_number(name, value, sys.float_info.min, math.inf, "a positive number", hint)
+
+
+def check_share(name: str, value: object, meaning: str) -> None:
+    check_number(name, value, 0, 1, f"{meaning}, from 0 to 1")
+
+
+def check_smoothing(value: object) -> None:
+    check_number("label_smoothing", value, 0, math.nextafter(1, 0), "at least 0 and below 1")
+
+
+def check_remix(kappa: object, tau: object) -> None:
+    check_number("kappa", kappa, 1, math.inf, "at least 1, the ratio of two class sizes")
+    check_share("tau", tau, "a share of the pixels")
+
+
+def check_choice(name: str, value: object, known: tuple[object, ...]) -> None:
+    # By type as well: 1 equals True.
+    if not any(value == choice and isinstance(value, type(choice)) for choice in known):
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
 
 
@@ -212,15 +234,24 @@ def check_extras(
         raise ValueError(f'virtual classifiers extend the pairs, but negatives are {negatives}; add "pairs"')
 
 
+def check_axes(axes: object) -> None:
+    if not isinstance(axes, tuple) or not set(axes) <= set(AXES) or len(set(axes)) != len(axes):
+        raise ValueError(f"axes must be a tuple of one or both of {AXES}, got {axes!r}")
+
+
+def check_negatives(negatives: object) -> None:
+    if negatives not in NEGATIVES:
+        raise ValueError(f"negatives must be one of {NEGATIVES}, got {negatives!r}")
+
+
 def check_choices(
     axes: tuple[str, ...], negatives: tuple[str, ...], temperature: float, duplicates: str, reduction: str
 ) -> None:
-    if isinstance(axes, str) or not axes or not set(axes) <= set(AXES) or len(set(axes)) != len(axes):
+    check_axes(axes)
+    if not axes:
         raise ValueError(f"axes must be a tuple of one or both of {AXES}, got {axes!r}")
-    if negatives not in NEGATIVES:
-        raise ValueError(f"negatives must be one of {NEGATIVES}, got {negatives!r}")
-    if not temperature > 0:
-        raise ValueError(f"temperature must be positive, got {temperature}")
+    check_negatives(negatives)
+    check_positive("temperature", temperature)
     check_choice("duplicates", duplicates, DUPLICATES)
     check_choice("reduction", reduction, REDUCTIONS)
 

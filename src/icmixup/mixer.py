@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import overload
+
 import torch
 from torch import Tensor, nn
 from torch.utils.data import get_worker_info
 
-from icmixup._checks import check_counts, check_label_types, check_num_classes
+from icmixup._checks import check_counts, check_label_types, check_whole
 from icmixup.inputs import Inputs, first_tensor, mix_batch
 from icmixup.loss import label_loss
 from icmixup.methods import Method, find_method
@@ -50,7 +52,7 @@ class Mixer:
         name = repr(method) if isinstance(method, str) else "this method"
         self.method = find_method(method) if isinstance(method, str) else method
         check_expressible(self.method, name)
-        check_num_classes(num_classes)
+        check_whole("num_classes", num_classes, 2)
         needs_class_counts(self.method, class_counts)
         if class_counts is not None and class_counts.shape != (num_classes,):
             raise ValueError(
@@ -61,6 +63,10 @@ class Mixer:
         self.size, self.generator = size, generator
         self._worker_seed: int | None = None
 
+    @overload
+    def __call__(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]: ...
+    @overload
+    def __call__(self, inputs: Inputs, labels: Tensor) -> tuple[Inputs, Tensor]: ...
     def __call__(self, inputs: Inputs, labels: Tensor) -> tuple[Inputs, Tensor]:
         """Mix one batch.
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from icmixup._checks import check_counts, check_label_types, check_labels, check_no_empty_class
-from icmixup.hidden import hidden_modules, mix_somewhere
+from icmixup.hidden import check_none_compiled, hidden_modules, mix_somewhere
 from icmixup.inputs import Inputs, call_model, first_tensor, join_batches, mix_batch
 from icmixup.loss import infinite_class_loss
 from icmixup.methods import Method, find_method
@@ -127,7 +127,9 @@ def forward(
 ) -> tuple[Tensor | None, Tensor]:
     """(B, C) scores of the clean images, if they count, and of the mixed ones."""
     if method.draw == "manifold":
-        with mix_somewhere(hidden_modules(model) if hidden is None else hidden, pairs, generator):
+        modules = hidden_modules(model, images) if hidden is None else hidden
+        check_none_compiled(model, modules)
+        with mix_somewhere(modules, pairs, generator):
             mixed = call_model(model, images)
         return (call_model(model, images) if method.clean_weight else None), mixed
     inputs = mix_batch(images, pairs)

@@ -28,6 +28,9 @@ from icmixup._checks import (
     check_no_empty_class,
     check_partner,
     check_positive,
+    check_remix,
+    check_share,
+    check_smoothing,
     check_some_size,
 )
 
@@ -68,7 +71,7 @@ def draw_mixup(
     if lam is not None:
         lam = check_lam(lam, labels)
     else:
-        check_positive("alpha", alpha)
+        check_positive("alpha", alpha, "; to disable mixing pass lam=1.0")
         lam = spread(draw_beta(alpha, draws(labels, mode), labels.device, generator), partner, mode)
     return Pairs(partner, lam, lam)
 
@@ -96,6 +99,7 @@ def draw_remix(
         kappa: how many times more common a class must be to give its label away.
         tau: the label moves only if the rarer image keeps more than 1 - tau of the pixels.
     """
+    check_remix(kappa, tau)
     check_label_types(labels)
     check_no_empty_class(class_counts)
     counts = check_counts(class_counts, labels.device)
@@ -162,8 +166,7 @@ def draw_either(
         alpha: of Mixup; `cutmix_alpha` is CutMix's.
         switch_prob: probability of CutMix, as in timm.
     """
-    if not 0 <= switch_prob <= 1:
-        raise ValueError(f"switch_prob is the probability of CutMix, from 0 to 1, got {switch_prob}")
+    check_share("switch_prob", switch_prob, "the probability of CutMix")
     blend = draw_mixup(labels, alpha, mode=mode, generator=generator, partner=partner, lam=lam)
     boxes = draw_cutmix(
         labels, cutmix_alpha, size, mode=mode, generator=generator, partner=blend.partner, lam=lam
@@ -210,8 +213,7 @@ def unmixed(labels: Tensor) -> Pairs:
 
 def leave_unmixed(pairs: Pairs, prob: float, generator: torch.Generator | None = None) -> Pairs:
     """The pairs, mixed with probability `prob`: else every image of the batch stays pure (lam = 1)."""
-    if not 0 <= prob <= 1:
-        raise ValueError(f"prob is the probability of mixing a batch, from 0 to 1, got {prob}")
+    check_share("prob", prob, "the probability of mixing a batch")
     pure = draw_uniform((1,), pairs.lam.device, generator) >= prob
     weight = torch.where(like_inputs(pure, pairs.weight), 1.0, pairs.weight)
     return pairs._replace(weight=weight, lam=torch.where(pure, 1.0, pairs.lam))
@@ -245,8 +247,7 @@ def mix_targets(
     """
     if len(labels) != len(pairs.partner):
         raise ValueError(f"{len(labels)} labels but {len(pairs.partner)} pairs; draw the pairs of this batch")
-    if not 0 <= label_smoothing < 1:
-        raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
+    check_smoothing(label_smoothing)
     shares = class_shares(labels, num_classes, pairs.lam.dtype)
     if label_smoothing:
         shares = shares * (1 - label_smoothing) + label_smoothing / shares.shape[1]

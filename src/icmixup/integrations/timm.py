@@ -77,15 +77,16 @@ class Mixup(TimmMixup):
 
     def method(self) -> Method:
         """The row of settings that the arguments, and mixup_enabled, stand for."""
+        draw = self.draw()
+        both = {"cutmix_alpha": self.cutmix_alpha, "switch_prob": self.switch_prob} if draw == "either" else {}
         return Method(
-            draw=self.draw(),
-            alpha=self.mixup_alpha or self.cutmix_alpha,
+            draw=draw,
+            alpha=self.cutmix_alpha if draw == "cutmix" else self.mixup_alpha,
             mode=self.mode,
             prob=self.mix_prob if self.mixup_enabled else 0.0,
-            cutmix_alpha=self.cutmix_alpha or 1.0,
-            switch_prob=self.switch_prob,
             label_smoothing=self.label_smoothing,
             axes=AXES,
+            **both,
         )
 
     def draw(self) -> Literal["mixup", "remix", "cutmix", "either"]:

@@ -228,9 +228,9 @@ class Recipe(Numerics, Mixing, Augmentation, Optimisation, Subset, Task):
         """The method with this recipe's own settings, in the given epoch (from 0)."""
         off = self.mix_off_epoch is not None and epoch >= self.mix_off_epoch
         given = {name: getattr(self, name) for name in METHOD_FIELDS if getattr(self, name) is not None}
-        return dataclasses.replace(
-            find_method(self.method), **given, joint=self.joint, prob=0.0 if off else self.mix_prob
-        )
+        # A comparison has one recipe for several methods: settings apply to those that use them.
+        method = find_method(self.method)
+        return method.with_settings(**given, joint=self.joint, prob=0.0 if off else self.mix_prob)
 
 
 def read_recipe(fields: dict[str, object]) -> Recipe:
