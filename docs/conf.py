@@ -21,15 +21,14 @@ release = version = PROJECT["version"]
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
-    "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
 ]
 html_theme = "furo"
 html_title = f"icmixup {release}"
 html_theme_options = {"source_repository": SOURCE, "source_branch": "main", "source_directory": "docs/"}
-templates_path: list[str] = []
-exclude_patterns = ["_build"]
+templates_path = ["_templates"]
+exclude_patterns = ["_build", "_templates"]
 
 # Pages use GitHub's Markdown, so headings have GitHub's anchors.
 myst_heading_anchors = 4
