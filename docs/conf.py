@@ -48,7 +48,9 @@ copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
 
-def adapt_docstring(_app: object, _what: str, _name: str, _obj: object, _options: object, lines: list[str]) -> None:
+def adapt_docstring(
+    _app: object, _what: str, _name: str, _obj: object, _options: object, lines: list[str]
+) -> None:
     """Our docstrings as reStructuredText: formulas are literal blocks, and calls such as f(*x) are code."""
     sections = ("Args:", "Returns:", "Yields:", "Raises:")
     end = next((n for n, line in enumerate(lines) if line.strip() in sections), len(lines))

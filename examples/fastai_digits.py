@@ -19,8 +19,13 @@ def load_loaders() -> DataLoaders:
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
     labels = torch.tensor(digits.target)
-    train_set, test_set = TensorDataset(images[:1400], labels[:1400]), TensorDataset(images[1400:], labels[1400:])
-    loaders = DataLoaders(DataLoader(train_set, bs=64, shuffle=True), DataLoader(test_set, bs=256), device="cpu")
+    train_set, test_set = (
+        TensorDataset(images[:1400], labels[:1400]),
+        TensorDataset(images[1400:], labels[1400:]),
+    )
+    loaders = DataLoaders(
+        DataLoader(train_set, bs=64, shuffle=True), DataLoader(test_set, bs=256), device="cpu"
+    )
     loaders.c = 10
     return loaders
 

@@ -42,7 +42,10 @@ def load_loaders() -> tuple[DataLoader, DataLoader]:
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
     labels = torch.tensor(digits.target)
-    train_set, test_set = TensorDataset(images[:1400], labels[:1400]), TensorDataset(images[1400:], labels[1400:])
+    train_set, test_set = (
+        TensorDataset(images[:1400], labels[:1400]),
+        TensorDataset(images[1400:], labels[1400:]),
+    )
     return DataLoader(train_set, batch_size=64, shuffle=True), DataLoader(test_set, batch_size=256)
 
 

@@ -39,7 +39,12 @@ def main() -> None:
     torch.manual_seed(0)
     size = {"image_size": 8, "patch_size": 2, "num_channels": 1}
     config = ViTConfig(
-        **size, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, num_labels=10
+        **size,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=128,
+        num_labels=10,
     )
     args = TrainingArguments(
         output_dir="runs/transformers", num_train_epochs=8, per_device_train_batch_size=32,

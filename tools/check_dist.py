@@ -27,7 +27,9 @@ def problems(folder: Path) -> list[str]:
     wheels, sdists = list(folder.glob("*.whl")), list(folder.glob("*.tar.gz"))
     if len(wheels) != 1 or len(sdists) != 1:
         return [f"{folder} has {len(wheels)} wheels and {len(sdists)} sdists; expected one of each"]
-    source = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*") if path.is_file()}
+    source = {
+        path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*") if path.is_file()
+    }
     source = {name for name in source if "__pycache__" not in name}
     packed = {name for name in wheel_names(wheels[0]) if ".dist-info/" not in name}
     found = [f"{name} is missing in the wheel" for name in sorted(source - packed)]

@@ -9,15 +9,15 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 pytest.importorskip("fastai")
-from fastai.callback.core import Callback, CancelFitException  # noqa: E402
-from fastai.callback.training import GradientAccumulation  # noqa: E402
-from fastai.data.core import DataLoaders  # noqa: E402
-from fastai.data.load import DataLoader  # noqa: E402
-from fastai.learner import Learner  # noqa: E402
-from fastai.losses import CrossEntropyLossFlat  # noqa: E402
-from fastai.metrics import accuracy  # noqa: E402
+from fastai.callback.core import Callback, CancelFitException
+from fastai.callback.training import GradientAccumulation
+from fastai.data.core import DataLoaders
+from fastai.data.load import DataLoader
+from fastai.learner import Learner
+from fastai.losses import CrossEntropyLossFlat
+from fastai.metrics import accuracy
 
-from icmixup.integrations.fastai import MixBatches  # noqa: E402
+from icmixup.integrations.fastai import MixBatches
 
 
 def make_learner(*callbacks: Callback, number: int = 16, batch_size: int = 16) -> Learner:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from frameworks import UNMIXED, C, digits, gradients, mean_gradients, one_batch_gradients, run_ranks, small_network
+from frameworks import (
+    UNMIXED,
+    C,
+    digits,
+    gradients,
+    mean_gradients,
+    one_batch_gradients,
+    run_ranks,
+    small_network,
+)
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset

@@ -62,7 +62,9 @@ def test_manifold_mixup_finds_modules_in_a_timm_resnet():
 def test_our_mixup_mixes_pixels_and_labels_by_the_same_share(mode, alphas, number):
     torch.manual_seed(0)
     labels = torch.arange(number) % 5
-    images = F.one_hot(labels, 5).float()[:, :, None, None].expand(-1, -1, 8, 8)  # an image that shows its label
+    images = (
+        F.one_hot(labels, 5).float()[:, :, None, None].expand(-1, -1, 8, 8)
+    )  # an image that shows its label
     before = images.clone()
     inputs, targets = OurMixup(*alphas, mode=mode, num_classes=5)(images, labels)
     torch.testing.assert_close(inputs.mean(dim=(2, 3)), targets)
@@ -71,7 +73,13 @@ def test_our_mixup_mixes_pixels_and_labels_by_the_same_share(mode, alphas, numbe
 
 
 def test_our_mixup_has_the_arguments_and_the_switch_of_timms():
-    settings = {"mixup_alpha": 0.8, "cutmix_alpha": 1.0, "cutmix_minmax": None, "prob": 1.0, "switch_prob": 0.5}
+    settings = {
+        "mixup_alpha": 0.8,
+        "cutmix_alpha": 1.0,
+        "cutmix_minmax": None,
+        "prob": 1.0,
+        "switch_prob": 0.5,
+    }
     settings |= {"mode": "batch", "correct_lam": True, "label_smoothing": 0.1, "num_classes": 5}
     mixup = OurMixup(**settings)  # as timm's train.py passes them
     assert isinstance(mixup, Mixup)

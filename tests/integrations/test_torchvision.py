@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import icmixup as icm
 
 pytest.importorskip("torchvision")
-from torchvision import tv_tensors  # noqa: E402
-from torchvision.transforms import v2  # noqa: E402
+from torchvision import tv_tensors
+from torchvision.transforms import v2
 
-from icmixup.integrations.torchvision import Collate, MixBatch  # noqa: E402
+from icmixup.integrations.torchvision import Collate, MixBatch
 
 
 @pytest.mark.parametrize("transform", [v2.MixUp(num_classes=5), v2.CutMix(num_classes=5)])
@@ -86,9 +86,7 @@ def test_loss_falls_accuracy_is_above_chance_and_one_criterion_validates():
     torch.manual_seed(0)
     images, labels = digits(600)
     mix, model = MixBatch(num_classes=C), small_network()
-    loader = DataLoader(
-        TensorDataset(images[:500], labels[:500]), 50, shuffle=True, collate_fn=Collate(mix)
-    )
+    loader = DataLoader(TensorDataset(images[:500], labels[:500]), 50, shuffle=True, collate_fn=Collate(mix))
     criterion, optimizer = mix.criterion(), torch.optim.AdamW(model.parameters(), lr=5e-3)
     losses = []
     for _ in range(6):

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 import icmixup as icm
 
 pytest.importorskip("transformers")
-from transformers import (  # noqa: E402
+from transformers import (
     BertConfig,
     BertForSequenceClassification,
     Trainer,
@@ -22,7 +22,7 @@ from transformers import (  # noqa: E402
     ViTForImageClassification,
 )
 
-from icmixup.integrations.transformers import MixupTrainerMixin  # noqa: E402
+from icmixup.integrations.transformers import MixupTrainerMixin
 
 SMALL = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "hidden_size": 16}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

@@ -1,10 +1,10 @@
 """fastai: a callback that mixes training batches and trains with the loss of a method.
 
->>> learn = Learner(dls, model, loss_func=CrossEntropyLossFlat(), metrics=accuracy, cbs=MixBatches("ic-mixup"))
+>>> learn = Learner(dls, model, loss_func=CrossEntropyLossFlat(), cbs=MixBatches("ic-mixup"))
 >>> learn.fit(5)
 
-fastai's own MixUp does not fit this loss: for integer labels it interpolates two losses, and the Infinite Class
-loss is not linear in its targets.
+fastai's own MixUp does not fit this loss: for integer labels it interpolates two losses, and the Infinite
+Class loss is not linear in its targets.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class MixBatches(Callback):
     def before_fit(self) -> None:
         num_classes = self.num_classes or getattr(self.dls, "c", None)
         if not num_classes:
-            raise ValueError("the DataLoaders have no number of classes (dls.c); pass num_classes to MixBatches")
+            raise ValueError(
+                "the DataLoaders have no number of classes (dls.c); pass num_classes to MixBatches"
+            )
         self.mixer = Mixer(self.method, num_classes, self.class_counts, generator=self.generator)
 
     def before_train(self) -> None:

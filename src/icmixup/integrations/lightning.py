@@ -34,8 +34,8 @@ __all__ = ["MixupMixin"]
 class MixupMixin:
     """Goes in front of LightningModule. Set `mixer`; `training_step` then receives (inputs, targets).
 
-    Batches of validation, test and prediction are not changed. A batch is a pair of inputs and labels; override
-    `mix_batch` for other structures.
+    Batches of validation, test and prediction are not changed. A batch is a pair of inputs and labels;
+    override `mix_batch` for other structures.
     """
 
     mixer: Mixer
@@ -83,7 +83,7 @@ class MixupMixin:
         def scaled(scores: Tensor) -> Tensor:
             value = loss(scores)
             values.append(value.detach())
-            return value if scaler is None else scaler.scale(value)  # type: ignore[no-any-return]
+            return value if scaler is None else scaler.scale(value)
 
         cached_backward(self, inputs, scaled, part_size)  # type: ignore[arg-type]
         if strategy.world_size > 1:

@@ -31,10 +31,10 @@ __all__ = ["Mixup"]
 class Mixup(TimmMixup):
     """timm.data.Mixup with random partners, batches of any size, and Remix if class sizes are passed.
 
-    Differences from timm: partners are drawn at random, not by reversing the batch; `prob` decides for a whole
-    batch in every mode; random numbers come from torch, not from NumPy; inputs are not changed in place;
-    and labels are not smoothed by default, because smoothing only rescales the class axis of the Infinite
-    Class loss, and adds a constant to the scores of an image on its pair axis.
+    Differences from timm: partners are drawn at random, not by reversing the batch; `prob` decides for a
+    whole batch in every mode; random numbers come from torch, not from NumPy; inputs are not changed in
+    place; and labels are not smoothed by default, because smoothing only rescales the class axis of the
+    Infinite Class loss, and adds a constant to the scores of an image on its pair axis.
 
     >>> mixup_fn = Mixup(mixup_alpha=0.2, cutmix_alpha=1.0, num_classes=10)
     >>> inputs, targets = mixup_fn(images, labels)
@@ -66,11 +66,19 @@ class Mixup(TimmMixup):
     ) -> None:
         if cutmix_minmax is not None or not correct_lam:
             raise ValueError(
-                f"cutmix_minmax={cutmix_minmax} and correct_lam={correct_lam} are not supported: lam is always "
-                "the share of pixels that is kept; use timm.data.Mixup for these, the loss works behind it too"
+                f"cutmix_minmax={cutmix_minmax} and correct_lam={correct_lam} are not supported: lam is "
+                "always the share of pixels that is kept; use timm.data.Mixup, which works with the loss too"
             )
         super().__init__(
-            mixup_alpha, cutmix_alpha, None, prob, switch_prob, mode, correct_lam, label_smoothing, num_classes
+            mixup_alpha,
+            cutmix_alpha,
+            None,
+            prob,
+            switch_prob,
+            mode,
+            correct_lam,
+            label_smoothing,
+            num_classes,
         )
         self.class_counts, self.generator = class_counts, generator
         self.method()  # checks the arguments
@@ -78,7 +86,9 @@ class Mixup(TimmMixup):
     def method(self) -> Method:
         """The row of settings that the arguments, and mixup_enabled, stand for."""
         draw = self.draw()
-        both = {"cutmix_alpha": self.cutmix_alpha, "switch_prob": self.switch_prob} if draw == "either" else {}
+        both = (
+            {"cutmix_alpha": self.cutmix_alpha, "switch_prob": self.switch_prob} if draw == "either" else {}
+        )
         return Method(
             draw=draw,
             alpha=self.cutmix_alpha if draw == "cutmix" else self.mixup_alpha,

@@ -24,9 +24,9 @@ __all__ = ["MixupTrainerMixin"]
 class MixupTrainerMixin:
     """Goes in front of Trainer, for models that classify: an image, a signal or a text per label.
 
-    Training batches are mixed after they reach the device, and labels do not reach the model: float labels would
-    switch it to multi-label classification. Evaluation and prediction use integer labels and the loss of the
-    model itself. With gradient accumulation the loss of each batch is divided by the number of batches.
+    Training batches are mixed after they reach the device, and labels do not reach the model: float labels
+    would switch it to multi-label classification. Evaluation and prediction use integer labels and the loss
+    of the model itself. With gradient accumulation the loss of each batch is divided by their number.
 
     Inputs that are token ids can only be mixed at a hidden layer: method="ic-manifold" and
     hidden=(module, ...), modules that receive floating-point features.
@@ -85,7 +85,13 @@ class MixupTrainerMixin:
                 'Trainer names its labels "labels" or "label", or TrainingArguments(label_names=...) does'
             )
         return training_loss(
-            model, inputs, labels, self.method, self.class_counts, hidden=self.hidden, generator=self.generator
+            model,
+            inputs,
+            labels,
+            self.method,
+            self.class_counts,
+            hidden=self.hidden,
+            generator=self.generator,
         )
 
 
@@ -93,6 +99,6 @@ def check_integers(labels: Tensor | None) -> None:
     """Refuse soft targets in evaluation: the model would take them for multi-label classification."""
     if labels is not None and labels.is_floating_point():
         raise ValueError(
-            f"evaluation labels have dtype {labels.dtype} and shape {tuple(labels.shape)}; expected (B,) integers. "
-            "Only training batches are mixed, by the Trainer itself: do not mix in the dataset or the collator"
+            f"evaluation labels have dtype {labels.dtype} and shape {tuple(labels.shape)}; expected (B,) "
+            "integers. The Trainer mixes training batches itself: do not mix in the dataset or the collator"
         )
