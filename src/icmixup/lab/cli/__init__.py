@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Annotated, Any
 
+from icmixup._install import install_hint
+
 DESCRIPTION = """Does Infinite Class Mixup help on your data? One command trains several methods with several
 seeds and reports, with confidence intervals, which one helps.
 
@@ -177,10 +179,7 @@ def show_warning(message: Warning | str) -> None:
 def explain(error: Exception) -> str | None:
     """A one-line message for errors that a user can fix; None for bugs."""
     if isinstance(error, ModuleNotFoundError):
-        return (
-            f"this command needs {error.name}, which is not installed: pip install 'icmixup[lab]', "
-            "or pip install '.[lab]' in a clone"
-        )
+        return f"this command needs {error.name}, which is not installed: {install_hint('lab')}"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         where = f", writing {error.filename}" if error.filename else ""
         return f"the disk is full{where}; free some space and run the same command again to resume"
