@@ -1,4 +1,5 @@
-"""Frameworks that are missing or too old: the error names the framework, the version found and the one needed.
+"""Frameworks that are missing or too old: the error names the framework, the version found and the one
+needed.
 
 The integrations themselves are tested with the real frameworks, by `make test-integrations`.
 """

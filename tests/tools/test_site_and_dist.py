@@ -33,7 +33,9 @@ def write_site(folder: Path, **pages: str) -> Path:
 
 def test_links_to_pages_and_anchors_that_exist_pass(check_site: ModuleType, tmp_path: Path) -> None:
     other = "<h1 id='top'>b</h1><a href='https://example.org/x#y'>away</a>"
-    site = write_site(tmp_path, index="<a href='other.html#top'>a</a><a href='#here' id='here'>b</a>", other=other)
+    site = write_site(
+        tmp_path, index="<a href='other.html#top'>a</a><a href='#here' id='here'>b</a>", other=other
+    )
     assert check_site.broken_links(site) == []
     assert check_site.main(str(site)) == 0
 
