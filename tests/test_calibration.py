@@ -85,6 +85,14 @@ def test_any_floating_type_fits_as_its_own_values_in_float64(dtype: torch.dtype)
     assert fit_temperature(scores.requires_grad_(), labels.int()) == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.parametrize("largest", [40_000.0, 65_504.0])
+def test_float16_scores_whose_range_overflows_are_fitted(largest: float) -> None:
+    scores = torch.tensor([[largest, -largest], [-largest, largest], [largest, 0.0]], dtype=torch.float16)
+    labels = torch.tensor([0, 1, 1])
+    expected = fit_temperature(scores.double(), labels)
+    assert fit_temperature(scores, labels) == pytest.approx(expected, rel=1e-9)
+
+
 def test_blocks_of_rows_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     scores, labels = scored(101, 4, 2.0)
     whole = fit_temperature(scores, labels)
@@ -95,14 +103,15 @@ def test_blocks_of_rows_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("scores", "labels", "words"),
     [
-        (torch.zeros(3), torch.zeros(3, dtype=torch.int64), r"scores are \(3,\)"),
-        (torch.zeros(3, 2), torch.zeros(4, dtype=torch.int64), r"labels \(4,\).*same N images"),
+        (torch.zeros(3), torch.zeros(3, dtype=torch.int64), r"scores have shape \(3,\)"),
+        (torch.zeros(3, 2), torch.zeros(4, dtype=torch.int64), r"labels have shape \(4,\).*same N images"),
         (torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64), "at least one"),
         (torch.zeros(3, 0), torch.zeros(3, dtype=torch.int64), r"\(3, 0\)"),
         (torch.zeros(3, 2), torch.zeros(3), "integer labels"),
-        (torch.zeros(3, 2, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), "floating scores"),
-        (torch.zeros(2, 2), torch.tensor([0, 2]), "from 0 to 2 but scores have 2 classes"),
+        (torch.zeros(3, 2, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), "expected floating-point"),
+        (torch.zeros(2, 2), torch.tensor([0, 2]), "labels range from 0 to 2, but the classes are 0 to 1"),
         (torch.zeros(2, 2), torch.tensor([-1, 0]), "from -1 to 0"),
+        (torch.zeros(2, 1), torch.tensor([0, 0]), r"shape \(2, 1\): one class, .* at least two"),
         (
             torch.tensor([[0.0, float("nan")], [0.0, 1.0]]),
             torch.tensor([0, 1]),

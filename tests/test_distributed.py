@@ -16,7 +16,7 @@ from torch import distributed as dist
 from torch import multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
-from icmixup import InfiniteClassLoss, draw_mixup, infinite_class_loss, mix_targets
+from icmixup import InfiniteClassLoss, draw_mixup, infinite_class_loss, mix_targets, training_loss
 from icmixup.large_batch import cached_backward
 
 C, D = 5, 4
@@ -138,6 +138,43 @@ def wrapped_gradients(rank: int, sizes: tuple[int, ...]) -> dict[str, Any]:
     return found
 
 
+def validate_alone(rank: int, sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Rank 0 validates with integer labels while the others do nothing; then all must be able to talk."""
+    scores, labels = make_batch(sizes[rank], C)[1].log1p(), torch.arange(sizes[rank]) % C
+    loss = InfiniteClassLoss()(scores, labels) if rank == 0 else torch.zeros(())
+    total = torch.ones(())
+    dist.all_reduce(total)
+    return {"loss": loss, "expected": nn.functional.cross_entropy(scores, labels), "talk": total}
+
+
+def second_derivative(rank: int, sizes: tuple[int, ...]) -> dict[str, Any]:
+    """The error of differentiating a gathered gradient again; where nothing is gathered there is none."""
+    features, targets = (own_rows(rows, sizes, rank) for rows in make_batch(sum(sizes)))
+    found = {}
+    for gather in (True, False):
+        weights = make_weights()
+        loss = infinite_class_loss(features @ weights, targets, gather=gather)
+        (gradient,) = torch.autograd.grad(loss, weights, create_graph=True)
+        try:
+            (gradient.square().sum() + weights.sum()).backward()
+            found[gather] = ""
+        except RuntimeError as error:
+            found[gather] = str(error)
+    return found
+
+
+def manifold_gradients(rank: int, sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Manifold Mixup under DDP and without it, with the same draws; equal batches, so means are equal too."""
+    features, _ = make_batch(6)
+    labels, found = torch.arange(6) % C, {}
+    for name, wrap in (("plain", lambda model: model), ("wrapped", DistributedDataParallel)):
+        model = wrap(make_network())
+        generator = torch.Generator().manual_seed(3)
+        training_loss(model, features, labels, "manifold", generator=generator).backward()
+        found[name] = [weight.grad for weight in model.parameters()]
+    return found
+
+
 def make_network() -> nn.Sequential:
     with torch.random.fork_rng():
         torch.manual_seed(2)
@@ -153,7 +190,11 @@ def start_rank(rank: int, sizes: tuple[int, ...], port: int, folder: Path) -> No
         world_size=len(sizes),
         timeout=timedelta(seconds=SECONDS),
     )
-    found = {work.__name__: work(rank, sizes) for work in (gather_losses, quarrel, wrapped_gradients)}
+    works = (
+        *(gather_losses, quarrel, wrapped_gradients, validate_alone),
+        *(second_derivative, manifold_gradients),
+    )
+    found = {work.__name__: work(rank, sizes) for work in works}
     torch.save(found, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
@@ -249,3 +290,21 @@ def test_ddp_gives_the_gradient_of_one_process_in_one_pass_and_in_parts(found: l
         assert len(each["wrapped_gradients"]) == 4
         for gradients in each["wrapped_gradients"].values():
             torch.testing.assert_close(gradients, wanted)
+
+
+def test_one_rank_can_validate_with_integer_labels_while_the_others_do_not(
+    found: list[dict[str, Any]],
+) -> None:
+    torch.testing.assert_close(found[0]["validate_alone"]["loss"], found[0]["validate_alone"]["expected"])
+    assert all(each["validate_alone"]["talk"] == len(found) for each in found)
+
+
+def test_second_derivatives_of_gathered_rows_are_an_error(found: list[dict[str, Any]]) -> None:
+    for each in found:
+        assert "second derivatives of rows gathered from other ranks" in each["second_derivative"][True]
+        assert each["second_derivative"][False] == ""
+
+
+def test_manifold_mixup_looks_through_the_wrapper_of_ddp(found: list[dict[str, Any]]) -> None:
+    for each in found:
+        torch.testing.assert_close(*each["manifold_gradients"].values())

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from icmixup import METHODS, draw_mixup, infinite_class_loss, mix_inputs, mix_targets
-from icmixup.methods import mixed_loss
+from icmixup.objective import mixed_loss
 
 B, C, D = 6, 5, 4
 AXIS = pytest.mark.parametrize("axis", ["class", "pair"])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
+from typing import Any
 
 import pytest
 import torch
 from scipy import stats
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from icmixup import draw_cutmix, draw_mixup, mix_hidden, mix_inputs
+from icmixup import draw_cutmix, draw_mixup, mix_hidden, mix_inputs, training_loss
 from icmixup.hidden import hidden_modules, mix_somewhere
 
 LABELS = torch.tensor([0, 1, 2, 0, 1])
@@ -117,11 +119,246 @@ def test_modules_are_found_by_name_or_are_the_children_but_the_last(model: nn.Se
     assert hidden_modules(model) == (model[1], model[5])
 
 
+# Faults that would be silent: mixed targets with scores that are not mixed, or not mixed once
+
+
+class Blocks(nn.Module):
+    """A ModuleList, which is never called itself, and a ReLU that is called after each of its blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.relu = nn.ReLU()
+        self.unused = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        for block in self.blocks:
+            rows = self.relu(block(rows))
+        scores: Tensor = self.head(rows)
+        return scores
+
+
+class Branches(nn.Module):
+    """A stem, a block with a skip connection around it, an auxiliary head, two parallel branches, a neck."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.block, self.auxiliary = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.left, self.right, self.neck = nn.Linear(8, 4), nn.Linear(8, 4), nn.Linear(8, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        rows = self.stem(rows)
+        rows = rows + self.block(rows).tanh()
+        self.auxiliary(rows)
+        rows = torch.cat([self.left(rows), self.right(rows)], dim=1).tanh()
+        scores: Tensor = self.head(self.neck(rows).tanh())
+        return scores
+
+
+class Checkpointed(nn.Module):
+    """A first layer, then a checkpointed pair of layers."""
+
+    def __init__(self, reentrant: bool, enabled: bool = True) -> None:
+        super().__init__()
+        self.first, self.inner, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.reentrant, self.enabled = reentrant, enabled
+
+    def segment(self, rows: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.inner(rows).tanh())
+        return scores
+
+    def forward(self, rows: Tensor) -> Tensor:
+        rows = self.first(rows).tanh()
+        if not self.enabled:
+            return self.segment(rows)
+        scores: Tensor = checkpoint(self.segment, rows, use_reentrant=self.reentrant)
+        return scores
+
+
+ROWS = torch.randn(5, 8, generator=torch.Generator().manual_seed(5))
+
+
+def test_every_batch_of_a_model_with_a_module_list_is_mixed() -> None:
+    torch.manual_seed(0)
+    model, generator = Blocks(), torch.Generator().manual_seed(6)
+    clean = model(ROWS)
+    pairs = draw_mixup(LABELS, partner=torch.tensor([1, 2, 3, 4, 0]), lam=0.5)
+    modules = hidden_modules(model, ROWS)
+    assert modules == tuple(model.blocks)
+    for _ in range(60):
+        with mix_somewhere(modules, pairs, generator):
+            assert not torch.allclose(model(ROWS), clean, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["unused", "blocks"])
+def test_a_module_that_is_never_called_is_an_error(name: str) -> None:
+    model, pairs = Blocks(), draw_mixup(LABELS, lam=0.5)
+    words = r"(Linear|ModuleList) was not called in the forward pass, so nothing was mixed"
+    with pytest.raises(RuntimeError, match=words), mix_hidden(model.get_submodule(name), pairs):
+        model(ROWS)
+    with pytest.raises(RuntimeError, match=words):
+        training_loss(model, ROWS, LABELS, "manifold", hidden=(model.blocks[0], model.get_submodule(name)))
+    assert hooks(model) == 0
+
+
+def test_a_module_that_is_called_twice_is_an_error() -> None:
+    model, pairs = Blocks(), draw_mixup(LABELS, lam=0.5)
+    with pytest.raises(RuntimeError, match=r"ReLU was called 2 times in the forward pass"):  # noqa: SIM117
+        with mix_hidden(model.relu, pairs):
+            model(ROWS)
+    with pytest.raises(RuntimeError, match=r"Linear was called 2 times"):  # noqa: SIM117
+        with mix_hidden(model.head, pairs):
+            model(ROWS), model(ROWS)
+    with pytest.raises(ValueError, match=r"hidden names 2 modules, but some are the same"):
+        training_loss(model, ROWS, LABELS, "manifold", hidden=(model.head, model.head))
+    assert hooks(model) == 0
+
+
+def test_only_modules_that_carry_the_whole_image_are_found() -> None:
+    torch.manual_seed(0)
+    model = Branches()
+    assert hidden_modules(model, ROWS) == (model.stem, model.neck)
+
+
+def test_looking_for_modules_changes_neither_model_nor_random_state() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.ReLU(), nn.Linear(8, 3))
+    model[2].eval()
+    before, state = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
+    assert hidden_modules(model, ROWS) == tuple(model[:4])
+    assert [module.training for module in model] == [True, True, False, True, True]
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert torch.get_rng_state().equal(state)
+    assert hooks(model) == 0
+
+
+def test_the_modules_of_a_model_are_looked_for_once() -> None:
+    model, runs = Blocks(), Counter[str]()
+    model.head.register_forward_pre_hook(lambda *_: runs.update(["head"]))
+    for _ in range(3):
+        training_loss(model, ROWS, LABELS, "manifold")
+    assert runs["head"] == 1 + 4 + 3  # calls, exchanges at blocks and head, steps
+
+
+def test_a_body_and_a_head_are_mixed_within_the_body() -> None:
+    body = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh())
+    model = nn.Sequential(OrderedDict(body=body, head=nn.Linear(8, 3)))
+    assert hidden_modules(model, ROWS) == hidden_modules(model) == tuple(body)
+
+
+def test_an_attribute_called_hidden_that_names_no_modules_is_not_taken_for_names() -> None:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.hidden, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+        def forward(self, rows: Tensor) -> Tensor:
+            scores: Tensor = self.head(self.hidden(self.stem(rows)).tanh())
+            return scores
+
+    model = Plain()
+    assert hidden_modules(model, ROWS) == (model.stem, model.hidden)
+
+
+def test_a_classifier_that_starts_at_zero_is_verified_once_it_has_learnt() -> None:
+    model = Branches()
+    nn.init.zeros_(model.head.weight)
+    assert model.block in hidden_modules(model, ROWS)  # equal scores show nothing
+    nn.init.normal_(model.head.weight)
+    assert hidden_modules(model, ROWS) == (model.stem, model.neck)
+
+
+def test_features_passed_by_name_are_mixed() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Bilinear(8, 4, 2)
+
+        def forward(self, rows: Tensor, others: Tensor) -> Tensor:
+            scores: Tensor = self.layer(input1=rows, input2=others)
+            return scores
+
+    model, others, pairs = Named(), torch.randn(5, 4), draw_mixup(LABELS, 1.0, mode="elem")
+    with mix_hidden(model.layer, pairs):
+        actual = model(ROWS, others)
+    torch.testing.assert_close(actual, model(mix_inputs(ROWS, pairs), others))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_module_is_refused_since_it_would_run_again_unmixed(reentrant: bool) -> None:
+    model = Checkpointed(reentrant)
+    with pytest.raises(RuntimeError, match="Linear runs under gradient checkpointing"):
+        training_loss(model, ROWS, LABELS, "manifold", hidden=(model.first, model.inner))
+    assert hooks(model) == 0
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_outside_the_checkpointed_segment_gradients_are_right(reentrant: bool) -> None:
+    gradients = []
+    for enabled in (False, True):
+        torch.manual_seed(0)
+        model, generator = Checkpointed(reentrant, enabled), torch.Generator().manual_seed(7)
+        loss = training_loss(model, ROWS, LABELS, "manifold", generator=generator, hidden=(model.first,))
+        loss.backward()
+        gradients.append([weight.grad for weight in model.parameters()])
+    torch.testing.assert_close(*gradients)
+
+
+def compiled_whole(model: nn.Sequential) -> nn.Module:
+    return torch.compile(model, backend="eager")  # type: ignore[return-value]
+
+
+def compiled_in_place(model: nn.Sequential) -> nn.Module:
+    model.compile(backend="eager")
+    return model
+
+
+def compiled_inside(model: nn.Sequential) -> nn.Module:
+    body = torch.compile(model, backend="eager")
+    return nn.Sequential(body, nn.Identity())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("compiled", [compiled_whole, compiled_in_place, compiled_inside])
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+def test_a_compiled_model_is_refused_since_it_ignores_hooks(
+    model: nn.Sequential, images: Tensor, compiled: Any, warm: bool
+) -> None:
+    network = compiled(model)
+    if warm:
+        network(images)
+    with pytest.raises(ValueError, match=r"(OptimizedModule|Sequential) is compiled"):
+        training_loss(network, images, LABELS, "manifold", hidden=(model[0], model[2]))
+    if compiled is not compiled_inside:
+        with pytest.raises(ValueError, match=r"(OptimizedModule|Sequential) is compiled"):
+            training_loss(network, images, LABELS, "manifold")
+
+
+def test_modules_compiled_one_by_one_can_be_mixed_at(model: nn.Sequential, images: Tensor) -> None:
+    parts = nn.Sequential(*(torch.compile(part, backend="eager") for part in model))  # type: ignore[misc]
+    for step in range(3):
+        losses = [
+            training_loss(network, images, LABELS, "manifold", generator=torch.Generator().manual_seed(step))
+            for network in (model, parts)
+        ]
+        torch.testing.assert_close(*losses)
+
+
+def test_a_hook_that_compiled_code_ignores_is_an_error(model: nn.Sequential, images: Tensor) -> None:
+    """Also where training_loss cannot see it: a compiled function around the model."""
+    run = torch.compile(lambda rows: model(rows), backend="eager")
+    run(images)
+    with pytest.raises(RuntimeError, match="was not called in the forward pass"):  # noqa: SIM117
+        with mix_hidden(model[2], draw_mixup(LABELS, lam=0.5)):
+            run(images)
+
+
 def test_bad_input_is_named_in_the_error(model: nn.Sequential, images: Tensor) -> None:
     pairs = draw_mixup(LABELS, lam=0.5)
     with (
         pytest.raises(
-            ValueError, match=r"no modules to mix at; name some, as hidden=\(model.layer1, model.layer2\)"
+            ValueError,
+            match=r"no modules to mix at; pass some, for example hidden=\(model.layer1, model.layer2\)",
         ),
         mix_somewhere((), pairs),
     ):
@@ -131,7 +368,7 @@ def test_bad_input_is_named_in_the_error(model: nn.Sequential, images: Tensor) -
     boxes = draw_cutmix(LABELS, 1.0, (6, 6))
     with (
         pytest.raises(
-            ValueError, match=r"images are of shape \(5, 16\) but the pairs' weight is \(5, 1, 6, 6\)"
+            ValueError, match=r"images have shape \(5, 16\) but the pairs' weight has shape \(5, 6, 6\)"
         ),
         mix_hidden(model[5], boxes),
     ):

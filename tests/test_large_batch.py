@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -175,6 +176,40 @@ def test_a_tuple_of_inputs_is_split_together_and_integers_are_welcome() -> None:
     torch.testing.assert_close(gradients(model), gradients(whole))
 
 
+def test_a_dict_of_inputs_and_an_output_with_logits() -> None:
+    class Output(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = TwoInputs()
+
+        def forward(self, words: Tensor, mask: Tensor, scale: float) -> SimpleNamespace:
+            return SimpleNamespace(logits=self.inner(words, mask) * scale)
+
+    _, loss = make_batch()
+    words, mask = torch.arange(B * 4).reshape(B, 4) % 11, torch.ones(B, 4)
+    torch.manual_seed(0)
+    model = Output()
+    whole = copy.deepcopy(model)
+    loss(whole(words, mask, 0.5).logits).backward()
+    cached_backward(model, {"words": words, "mask": mask, "scale": 0.5}, loss, 4)
+    torch.testing.assert_close(gradients(model), gradients(whole))
+
+
+@PARTS
+def test_a_grad_scaler_scales_the_gradients_and_not_the_loss(part_size: int, parts: int) -> None:
+    inputs, loss = make_batch()
+    inputs, model, plain = inputs.double(), make_model(), make_model()
+    expected = cached_backward(plain, inputs, loss, part_size)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    value = cached_backward(model, inputs, loss, part_size, scaler=scaler)
+    torch.testing.assert_close(value, expected)
+    for scaled, gradient in zip(gradients(model), gradients(plain), strict=True):
+        torch.testing.assert_close(scaled, 1024 * gradient)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler.step(optimizer)
+    torch.testing.assert_close(gradients(model), gradients(plain))
+
+
 def test_a_temperature_learnt_in_the_loss_gets_its_gradient_too() -> None:
     inputs, loss = make_batch()
     inputs = inputs.double()
@@ -198,10 +233,11 @@ def test_frozen_weights_stay_without_gradient_and_evaluation_mode_stays() -> Non
 @pytest.mark.parametrize(
     ("inputs", "part_size", "message"),
     [
-        (torch.zeros(B, D), 0, "parts of 0"),
+        (torch.zeros(B, D), 0, "part_size must be an integer of at least 1, got 0"),
         (torch.zeros(0, D), 4, r"\[0\] rows"),
         ((torch.zeros(B, D), torch.zeros(B - 1, D)), 4, r"\[21, 20\] rows"),
         ((), 4, r"\[\] rows"),
+        (torch.zeros(B, D), 2.5, "part_size must be an integer .* got 2.5"),
     ],
 )
 def test_inputs_that_cannot_be_split_are_named(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections import UserDict
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import FrozenInstanceError, fields, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from icmixup import (
+    AXES,
     METHODS,
     Method,
     Pairs,
@@ -34,7 +38,8 @@ SPELLINGS = (
     "erm mixup ic-mixup ic-mixup-c ic-mixup-p regmixup ic-regmixup remix ic-remix cutmix ic-cutmix "
     "mixup-cutmix ic-mixup-cutmix manifold ic-manifold ic-mixup-centred "
     "ic-mixup-cutmix-centred ic-mixup-sources ic-mixup-classes "
-    "balanced balanced-mixup balanced-mixup-cutmix ic-balanced-mixup ic-balanced-mixup-cutmix"
+    "balanced balanced-mixup balanced-mixup-cutmix balanced-regmixup balanced-ic-regmixup "
+    "balanced-ic-regmixup-cutmix ic-balanced-mixup ic-balanced-mixup-cutmix"
 )
 EVERY_METHOD = pytest.mark.parametrize("name", METHODS)
 
@@ -122,6 +127,9 @@ WRITTEN_OUT: dict[str, tuple[Any, Any, bool]] = {
     "ic-mixup-classes": (mixup(0.2), contrast(axes=("class",), negatives=("classes",)), False),
     "balanced-mixup": (mixup(0.2), balanced, False),
     "balanced-mixup-cutmix": (either, balanced, False),
+    "balanced-regmixup": (mixup(20.0), balanced, True),
+    "balanced-ic-regmixup": (mixup(0.2), contrast(), True),
+    "balanced-ic-regmixup-cutmix": (either, contrast(), True),
     "ic-balanced-mixup": (mixup(0.2), weighed(0.2), False),
     "ic-balanced-mixup-cutmix": (either, weighed(0.2), False),
 }
@@ -129,7 +137,7 @@ WRITTEN_OUT: dict[str, tuple[Any, Any, bool]] = {
 
 def test_methods_are_spelled_as_the_design_says() -> None:
     assert list(METHODS) == SPELLINGS.split()
-    assert len(METHODS) == 24
+    assert len(METHODS) == 27
     assert set(METHODS) - set(WRITTEN_OUT) == {"erm", "balanced", "manifold", "ic-manifold"}
 
 
@@ -143,7 +151,8 @@ def test_a_row_is_its_draw_its_loss_and_its_clean_part(
     pairs = draw(labels, generator)
     expected = loss(model(mix_inputs(images, pairs)), mix_targets(labels, pairs, C), generator)
     if clean:
-        expected = expected + F.cross_entropy(model(images), labels)
+        adjusted = METHODS[name].class_sizes in ("adjust", "adjust-clean")
+        expected = expected + F.cross_entropy(model(images) + COUNTS.log() * adjusted, labels)
     actual = training_loss(model, images, labels, METHODS[name], COUNTS, generator=seeded(seed))
     torch.testing.assert_close(actual, expected)
 
@@ -277,9 +286,8 @@ def test_label_smoothing_reaches_clean_and_mixed_targets(
 def test_mode_and_numbers_reach_the_draw(
     model: nn.Module, images: Tensor, labels: Tensor, draw: Any, mode: Any
 ) -> None:
-    method = Method(
-        draw=draw, alpha=0.7, mode=mode, cutmix_alpha=0.4, switch_prob=0.8, kappa=2.0, tau=0.9, prob=0.6
-    )
+    numbers = {"cutmix_alpha": 0.4, "switch_prob": 0.8, "kappa": 2.0, "tau": 0.9}
+    method = Method(draw=draw, alpha=0.7, mode=mode, prob=0.6).with_settings(**numbers)
     for seed in range(6):
         generator, choice = seeded(seed), {"mode": mode}
         if draw == "mixup":
@@ -372,15 +380,15 @@ BAD_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
         {"method": "icmixup"},
     ),
     "far name": (r"no method 'zzz'; the methods are erm, mixup, ic-mixup", {"method": "zzz"}),
-    "empty batch": (r"labels are of shape \(0,\); wanted at least one image", {"labels": torch.arange(0)}),
+    "empty batch": (r"labels have shape \(0,\); expected at least one image", {"labels": torch.arange(0)}),
     "no counts for remix": (
-        r"this method counts class sizes; pass class_counts, \(C,\) training images of each class",
+        r"this method depends on class sizes; pass class_counts, \(C,\) training images of each class",
         {"method": "remix", "class_counts": None},
     ),
     "no counts for balanced": (r"pass class_counts", {"method": "balanced", "class_counts": None}),
     "no counts for weights": (r"pass class_counts", {"method": "ic-balanced-mixup", "class_counts": None}),
     "counts of no shape": (
-        r"class_counts are of shape \(\); wanted \(C,\), one size a class",
+        r"class_counts have shape \(\); expected \(C,\), one size per class",
         {"class_counts": torch.tensor(3)},
     ),
     "zeros in remix": (
@@ -388,7 +396,7 @@ BAD_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
         {"method": "ic-remix", "class_counts": torch.tensor([5, 5, 0, 5])},
     ),
     "zeros in balanced": (
-        r"class_counts of classes \[2\] are not positive.*inside a logarithm",
+        r"class_counts of classes \[2\] are not positive.*takes their logarithm",
         {"method": "balanced", "class_counts": torch.tensor([5, 5, 0, 5])},
     ),
     "zeros in weights": (
@@ -396,27 +404,31 @@ BAD_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
         {"method": "ic-balanced-mixup", "class_counts": torch.tensor([0, 5, 5, 5])},
     ),
     "labels too high": (
-        r"labels reach from 1 to 4, outside the classes 0 to 3",
+        r"labels range from 1 to 4, but the classes are 0 to 3",
         {"labels": torch.arange(B) % C + 1, "method": "mixup"},
     ),
     "clean labels too high": (
-        r"labels reach from 1 to 4, outside the classes 0 to 3",
+        r"labels range from 1 to 4, but the classes are 0 to 3",
         {"labels": torch.arange(B) % C + 1, "method": "erm"},
     ),
     "label that torch would skip": (
-        r"labels reach from -100 to -100, outside the classes 0 to 3",
+        r"labels range from -100 to -100, but the classes are 0 to 3",
         {"labels": torch.full((B,), -100), "method": "erm"},
     ),
     "shares of other classes": (
-        r"labels are of shape \(12, 12\) but there are 4 classes",
+        r"labels have shape \(12, 12\); expected \(B, 4\)",
         {"labels": torch.eye(B), "method": "erm"},
     ),
+    "float labels": (
+        r"labels have dtype torch.float32 and shape \(12,\); expected \(B,\) integers",
+        {"labels": torch.arange(B) % C + 0.5, "method": "erm"},
+    ),
     "bytes for images": (
-        r"images are torch.uint8; mixing needs floating point",
+        r"images have dtype torch.uint8; mixing needs floating point",
         {"images": torch.zeros(B, 1, *SIZE, dtype=torch.uint8)},
     ),
     "flat images for cutmix": (
-        r"size must be that of the images behind their channels",
+        r"size must be the last dimensions of the images.* got \(\); for signals",
         {"images": torch.zeros(B, 36), "method": "cutmix"},
     ),
 }
@@ -436,22 +448,240 @@ def test_bad_input_is_named_in_the_error(
 def test_class_counts_of_another_length_are_never_taken(
     model: nn.Module, images: Tensor, labels: Tensor, name: str, counts: Tensor
 ) -> None:
-    words = rf"{len(counts)} class_counts but scores of 4 classes|outside the classes 0 to {len(counts) - 1}"
+    words = rf"{len(counts)} class_counts but scores of 4 classes|the classes are 0 to {len(counts) - 1}"
     with pytest.raises(ValueError, match=words):
         training_loss(model, images, labels, name, counts)
 
 
-@pytest.mark.parametrize(
-    ("words", "choice"),
-    [
-        (r"draw 'cutmx' is unknown; it is one of 'none', 'mixup', 'remix', 'cutmix'", {"draw": "cutmx"}),
-        (r"class_sizes 'ajust' is unknown; it is one of 'none', 'adjust', 'weigh'", {"class_sizes": "ajust"}),
-    ],
-    ids=["draw", "class_sizes"],
-)
-def test_a_row_of_unknown_choices_is_refused(words: str, choice: dict[str, Any]) -> None:
+BAD_ROWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "draw": (r"draw must be one of 'none', 'mixup', 'remix', 'cutmix', .* got 'cutmx'", {"draw": "cutmx"}),
+    "class_sizes": (
+        r"class_sizes must be one of 'none', 'adjust', 'adjust-clean', 'weigh', got 'ajust'",
+        {"class_sizes": "ajust"},
+    ),
+    "mode": (r"mode must be one of .* got 'sample'", {"mode": "sample"}),
+    "axes": (
+        r"axes must be a tuple of one or both of .* got \('class', 'image'\)",
+        {"axes": ("class", "image")},
+    ),
+    "axes as text": (r"axes must be a tuple .* got 'class'", {"axes": "class"}),
+    "axes as a list": (r"axes must be a tuple .* got \['class'\]", {"axes": ["class"]}),
+    "axis twice": (r"axes must be a tuple", {"axes": ("pair", "pair")}),
+    "negatives": (r"negatives must be one of .* got 'pairs'", {"axes": AXES, "negatives": "pairs"}),
+    "duplicates": (r"duplicates must be one of .* got 'drop'", {"axes": AXES, "duplicates": "drop"}),
+    "alpha zero": (r"alpha must be a positive number, got 0", {"alpha": 0}),
+    "alpha nan": (r"alpha must be a positive number, got nan", {"alpha": math.nan}),
+    "alpha infinite": (r"alpha must be a positive number, got inf", {"alpha": math.inf}),
+    "alpha as text": (r"alpha must be a positive number, got '0.2'", {"alpha": "0.2"}),
+    "alpha none": (r"alpha must be a positive number, got None", {"alpha": None}),
+    "cutmix_alpha": (r"cutmix_alpha must be a positive", {"draw": "either", "cutmix_alpha": -1.0}),
+    "temperature": (
+        r"temperature must be a positive number, got inf",
+        {"axes": AXES, "temperature": math.inf},
+    ),
+    "prob": (r"prob must be the probability .* got 1.5", {"prob": 1.5}),
+    "prob nan": (r"prob must be the probability .* got nan", {"prob": math.nan}),
+    "switch_prob": (r"switch_prob must be .* got -0.1", {"draw": "either", "switch_prob": -0.1}),
+    "kappa": (r"kappa must be at least 1.* got 0.9", {"draw": "remix", "kappa": 0.9}),
+    "tau": (r"tau must be .* got 2", {"draw": "remix", "tau": 2}),
+    "label_smoothing": (r"label_smoothing must be .* got 1.0", {"label_smoothing": 1.0}),
+    "label_smoothing nan": (r"label_smoothing must be .* got nan", {"label_smoothing": math.nan}),
+    "clean_weight": (r"clean_weight must be .* got -1", {"clean_weight": -1.0}),
+    "num_virtual": (r"num_virtual must be an integer .* got 1.5", {"axes": AXES, "num_virtual": 1.5}),
+    "centred": (r"centred must be one of True, False, got 1", {"axes": AXES, "centred": 1}),
+    "joint": (r"joint must be one of True, False, got 'yes'", {"clean_weight": 1.0, "joint": "yes"}),
+    # Values that are fine on their own, but not together
+    "axes without mixing": (
+        r'axes=\(\'class\', \'pair\'\) contrasts mixed inputs, but draw="none" does not mix',
+        {"draw": "none", "clean_weight": 1.0, "axes": AXES},
+    ),
+    "no loss": (r'draw="none" with clean_weight=0 has no loss', {"draw": "none"}),
+    "weights without axes": (
+        r"class_sizes='weigh' has no effect .*axes with \"pair\"",
+        {"class_sizes": "weigh"},
+    ),
+    "weights without the pair axis": (
+        r"class_sizes='weigh' has no effect",
+        {"class_sizes": "weigh", "axes": ("class",)},
+    ),
+    "adjusting no clean inputs": (
+        r"class_sizes='adjust-clean' has no effect .*clean_weight above 0",
+        {"class_sizes": "adjust-clean", "axes": AXES},
+    ),
+    "virtual without axes": (r"num_virtual=5 has no effect", {"num_virtual": 5}),
+    "virtual without the class axis": (r"num_virtual=5 has no effect", {"num_virtual": 5, "axes": ("pair",)}),
+    "virtual without pairs": (
+        r"num_virtual=5 has no effect .*negatives=\('classes',\)",
+        {"num_virtual": 5, "axes": AXES, "negatives": ("classes",)},
+    ),
+    "negatives without axes": (r"negatives=.* has no effect", {"negatives": ("classes",)}),
+    "negatives without the class axis": (
+        r"negatives=.* has no effect",
+        {"negatives": ("classes",), "axes": ("pair",)},
+    ),
+    "duplicates without axes": (r"duplicates='ignore' has no effect", {"duplicates": "ignore"}),
+    "temperature without axes": (r"temperature=0.5 has no effect", {"temperature": 0.5}),
+    "centred without the pair axis": (r"centred=True has no effect", {"centred": True, "axes": ("class",)}),
+    "kappa without Remix": (r'kappa=2.0 has no effect .*draw="remix"', {"kappa": 2.0}),
+    "tau without Remix": (r"tau=1.0 has no effect", {"tau": 1.0}),
+    "switch_prob without a switch": (r"switch_prob=0.1 has no effect", {"switch_prob": 0.1}),
+    "cutmix_alpha without a switch": (
+        r"cutmix_alpha=2.0 has no effect",
+        {"draw": "cutmix", "cutmix_alpha": 2.0},
+    ),
+    "joint without clean inputs": (r"joint=True has no effect", {"joint": True}),
+    "joint in Manifold Mixup": (
+        r"joint=True has no effect",
+        {"draw": "manifold", "clean_weight": 1.0, "joint": True},
+    ),
+    "alpha without mixing": (
+        r"alpha=1.0 has no effect",
+        {"draw": "none", "clean_weight": 1.0, "alpha": 1.0},
+    ),
+    "mode without mixing": (r"mode='elem' has no", {"draw": "none", "clean_weight": 1.0, "mode": "elem"}),
+    "prob without mixing": (r"prob=0.5 has no", {"draw": "none", "clean_weight": 1.0, "prob": 0.5}),
+}
+
+
+@pytest.mark.parametrize(("words", "choice"), BAD_ROWS.values(), ids=BAD_ROWS)
+def test_a_row_that_cannot_be_meant_is_refused(words: str, choice: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=words):
         Method(**{"draw": "mixup", **choice})
+
+
+def test_every_field_of_a_row_is_validated() -> None:
+    for entry in fields(Method):
+        with pytest.raises(ValueError, match=f"^{entry.name} must be "):
+            Method(**{"draw": "mixup", entry.name: object()})
+
+
+@EVERY_METHOD
+def test_one_setting_over_several_methods_changes_those_that_use_it(name: str) -> None:
+    settings = {"alpha": 0.7, "kappa": 2.0, "temperature": 0.5, "label_smoothing": 0.1, "joint": True}
+    changed = METHODS[name].with_settings(**settings)
+    for entry in fields(Method):
+        before, after = (getattr(method, entry.name) for method in (METHODS[name], changed))
+        used = entry.name in settings and METHODS[name].uses(entry.name)
+        assert after == (settings[entry.name] if used else before)
+
+
+# Inputs and outputs other than one tensor
+
+
+class TwoInputs(nn.Module):
+    """Scores of two kinds of rows, as a tensor, as an object with logits, or as a dict."""
+
+    def __init__(self, output: str = "tensor") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.left, self.right, self.output = nn.Linear(5, C), nn.Linear(3, C), output
+
+    def forward(self, left: Tensor, right: Tensor, scale: float = 1.0) -> Any:
+        scores = (self.left(left) + self.right(right)) * scale
+        if self.output == "logits":
+            return SimpleNamespace(loss=None, logits=scores)
+        return {"logits": scores} if self.output == "dict" else scores
+
+
+LEFT, RIGHT = torch.randn(B, 5, generator=seeded(3)), torch.randn(B, 3, generator=seeded(4))
+
+
+@pytest.mark.parametrize("output", ["tensor", "logits", "dict"])
+@pytest.mark.parametrize("name", ["erm", "ic-mixup", "remix", "regmixup", "ic-balanced-mixup"])
+def test_tuples_and_dicts_are_mixed_tensor_by_tensor(labels: Tensor, name: str, output: str) -> None:
+    class Joined(nn.Module):
+        def forward(self, rows: Tensor) -> Any:
+            return TwoInputs()(rows[:, :5], rows[:, 5:], 2.0)
+
+    joined = torch.cat([LEFT, RIGHT], dim=1)
+    expected = training_loss(Joined(), joined, labels, name, COUNTS, generator=seeded())
+    model = TwoInputs(output)
+    batches: list[Any] = [
+        (LEFT, RIGHT, 2.0),
+        [LEFT, RIGHT, 2.0],
+        {"right": RIGHT, "left": LEFT, "scale": 2.0},
+        UserDict(right=RIGHT, left=LEFT, scale=2.0),
+    ]
+    for batch in batches:
+        actual = training_loss(model, batch, labels, name, COUNTS, generator=seeded())
+        torch.testing.assert_close(actual, expected)
+
+
+def test_one_joint_forward_of_a_dict(labels: Tensor) -> None:
+    batch, method = {"left": LEFT, "right": RIGHT}, METHODS["regmixup"]
+    losses = [
+        training_loss(TwoInputs(), batch, labels, replace(method, joint=joint), generator=seeded())
+        for joint in (False, True)
+    ]
+    torch.testing.assert_close(*losses)
+
+
+class Tokens(nn.Module):
+    """Token ids, embedded and scored; the mask is an integer tensor too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.encoder, self.head = nn.Embedding(20, 8), nn.Linear(8, 8), nn.Linear(8, C)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Any:
+        features = self.encoder(self.embed(ids)).tanh() * mask[:, :, None]
+        return SimpleNamespace(logits=self.head(features.mean(dim=1)))
+
+
+def test_token_ids_are_mixed_at_a_hidden_layer_and_nowhere_else(labels: Tensor) -> None:
+    model = Tokens()
+    ids = torch.randint(20, (B, 6), generator=seeded(5))
+    batch = {"ids": ids, "mask": torch.ones(B, 6, dtype=torch.int64)}
+    for name in ("mixup", "ic-mixup", "regmixup"):
+        with pytest.raises(
+            ValueError, match=r"input 'ids' has dtype torch.int64.* hidden layer: .*ic-manifold"
+        ):
+            training_loss(model, batch, labels, name)
+    loss = training_loss(model, batch, labels, "manifold", generator=seeded())
+    pairs = draw_mixup(labels, 2.0, generator=seeded())
+    scores = model.head(model.encoder(mix_inputs(model.embed(ids), pairs)).tanh().mean(dim=1))
+    torch.testing.assert_close(loss, soft(scores, mix_targets(labels, pairs, C)))
+    with pytest.raises(ValueError, match=r"images have dtype torch.int64; mixing needs floating point"):
+        training_loss(model, batch, labels, "manifold", hidden=(model.embed,))
+
+
+@pytest.mark.parametrize("output", [(torch.zeros(B, C), None), None, "scores"], ids=["tuple", "none", "text"])
+def test_an_output_without_scores_is_named(images: Tensor, labels: Tensor, output: Any) -> None:
+    class Odd(nn.Module):
+        def forward(self, _: Tensor) -> Any:
+            return output
+
+    with pytest.raises(ValueError, match=rf"the model returned {type(output).__name__}; expected a \(B, C\)"):
+        training_loss(Odd(), images, labels, "mixup")
+
+
+def test_scores_of_pixels_are_refused(images: Tensor, labels: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"scores of shape \(12, 4, 4, 4\); expected \(B, C\)"):
+        training_loss(nn.Conv2d(1, C, 3), images, labels, "mixup")
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [((B, 40), (40,)), ((B, 2, 40), (40,)), ((B, 16, 40), (16, 40)), ((B, 1, 16, 40), (40,))],
+    ids=["signal", "signal with channels", "spectrogram", "time of a spectrogram"],
+)
+def test_cutmix_of_signals_and_spectrograms_takes_a_size(
+    shape: tuple[int, ...], size: tuple[int, ...], labels: Tensor
+) -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(shape)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(rows[0].numel(), C))
+    actual = training_loss(model, rows, labels, "cutmix", generator=seeded(), size=size)
+    pairs = draw_cutmix(labels, 1.0, size, generator=seeded())
+    keeps = pairs.weight.reshape(B, *(1 for _ in shape[1 : len(shape) - len(size)]), *size)
+    mixed = torch.where(keeps.expand(shape) == 1, rows, rows[pairs.partner])
+    torch.testing.assert_close(actual, soft(model(mixed), mix_targets(labels, pairs, C)))
+
+
+def test_a_size_that_is_not_the_images_is_refused(images: Tensor, labels: Tensor, model: nn.Module) -> None:
+    with pytest.raises(ValueError, match=r"images have shape .* but the pairs' weight has shape"):
+        training_loss(model, images, labels, "cutmix", size=(6, 5))
 
 
 def test_the_clean_term_alone_is_adjusted_for_class_sizes_in_balanced_ic_regmixup() -> None:

@@ -500,7 +500,7 @@ LABELS = torch.tensor([0, 1, 2, 3])
 PAIRS = draw_mixup(LABELS, lam=0.5)
 BAD_CALLS: dict[str, tuple[str, Callable[[], object]]] = {
     "alpha zero": (
-        r"alpha must be a positive number, got 0; for no mixing pass lam=1.0",
+        r"alpha must be a positive number, got 0; to disable mixing pass lam=1.0",
         lambda: draw_mixup(LABELS, 0),
     ),
     "alpha negative": (r"alpha must be a positive number, got -1", lambda: draw_remix(LABELS, -1, COUNTS)),
@@ -509,77 +509,99 @@ BAD_CALLS: dict[str, tuple[str, Callable[[], object]]] = {
     "cutmix alpha": (r"alpha .* got -2", lambda: draw_either(LABELS, 1.0, SIZE, cutmix_alpha=-2)),
     "virtual alpha": (r"alpha must be a positive number, got 0", lambda: draw_virtual(COUNTS, 5, 0)),
     "mode": (
-        r"mode 'sample' is unknown; it is one of 'batch', 'elem', 'pair'",
+        r"mode must be one of 'batch', 'elem', 'pair', got 'sample'",
         lambda: draw_mixup(LABELS, mode="sample"),  # type: ignore[arg-type]
     ),
     "empty batch": (
-        r"labels are of shape \(0,\); wanted at least one image, as \(B,\) integers or \(B, C\) shares",
+        r"labels have shape \(0,\); expected at least one image, as \(B,\) integers or \(B, C\) class shares",
         lambda: draw_mixup(LABELS[:0]),
     ),
-    "label alone": (r"labels are of shape \(\); wanted at least one", lambda: draw_mixup(LABELS[0])),
-    "lam above": (r"lam is a share, from 0 to 1, got 1.5 to 1.5", lambda: draw_mixup(LABELS, lam=1.5)),
-    "lam below": (r"got -0.1 to 1", lambda: draw_mixup(LABELS, lam=torch.tensor([-0.1, 0.0, 0.5, 1.0]))),
-    "lam nan": (r"lam is a share", lambda: draw_mixup(LABELS, lam=math.nan)),
+    "label alone": (r"labels have shape \(\); expected at least one", lambda: draw_mixup(LABELS[0])),
+    "lam above": (
+        r"lam must be between 0 and 1, got values from 1.5 to 1.5",
+        lambda: draw_mixup(LABELS, lam=1.5),
+    ),
+    "lam below": (
+        r"got values from -0.1 to 1",
+        lambda: draw_mixup(LABELS, lam=torch.tensor([-0.1, 0.0, 0.5, 1.0])),
+    ),
+    "lam nan": (r"lam must be between 0 and 1", lambda: draw_mixup(LABELS, lam=math.nan)),
     "lam shape": (
-        r"lam is of shape \(3,\); wanted one number or \(4,\)",
+        r"lam has shape \(3,\); expected a number or shape \(4,\)",
         lambda: draw_mixup(LABELS, lam=torch.ones(3)),
     ),
     "partner shape": (
-        r"partner is torch.int64 of shape \(3,\); wanted \(4,\) integers",
+        r"partner has dtype torch.int64 and shape \(3,\); expected \(4,\) integers",
         lambda: draw_mixup(LABELS, partner=torch.arange(3)),
     ),
     "partner dtype": (
-        r"partner is torch.float32 of shape \(4,\); wanted \(4,\) integers",
+        r"partner has dtype torch.float32 and shape \(4,\); expected \(4,\) integers",
         lambda: draw_mixup(LABELS, partner=torch.ones(4)),
     ),
+    "partner too high": (
+        r"partner ranges from 0 to 4; expected indices of the batch, 0 to 3",
+        lambda: draw_mixup(LABELS, partner=torch.tensor([0, 1, 2, 4])),
+    ),
+    "partner negative": (
+        r"partner ranges from -1 to 2",
+        lambda: draw_mixup(LABELS, partner=torch.tensor([0, 1, 2, -1])),
+    ),
+    "shares of two": (
+        r"labels must be class shares, .* row 0 has the sum 2",
+        lambda: mix_targets(torch.eye(4) * 2, PAIRS),
+    ),
+    "remix multi-hot": (
+        r"labels must be class shares, .* row 0 has the sum 5",
+        lambda: draw_remix(torch.ones(4, 5), 1.0, COUNTS),
+    ),
     "partner in pairs": (
-        r'mode "pair" needs partners that have each other: partner\[partner\[i\]\] == i',
+        r'mode "pair" needs mutual partners: partner\[partner\[i\]\] == i',
         lambda: draw_mixup(LABELS, mode="pair", partner=torch.tensor([1, 2, 3, 0])),
     ),
     "remix too few counts": (
-        r"labels reach from 0 to 3, outside the classes 0 to 2; num_classes and class_counts must be",
+        r"labels range from 0 to 3, but the classes are 0 to 2; num_classes and class_counts must be",
         lambda: draw_remix(LABELS, 1.0, COUNTS[:3]),
     ),
     "remix negative label": (
-        r"labels reach from -1 to 2, outside the classes 0 to 4",
+        r"labels range from -1 to 2, but the classes are 0 to 4",
         lambda: draw_remix(LABELS - 1, 1.0, COUNTS),
     ),
     "remix shares": (
-        r"labels are of shape \(4, 4\) but there are 5 classes",
+        r"labels have shape \(4, 4\); expected \(B, 5\), one column per class",
         lambda: draw_remix(torch.eye(4), 1.0, COUNTS),
     ),
     "remix empty class": (
-        r"class_counts of classes \[1, 3\] are not positive, but are divisors.*count them as 1",
+        r"class_counts of classes \[1, 3\] are not positive, but this method divides.*count them as 1",
         lambda: draw_remix(LABELS, 1.0, torch.tensor([5, 0, 2, 0, 1])),
     ),
     "counts shape": (
-        r"class_counts are of shape \(5, 1\); wanted \(C,\), one size a class",
+        r"class_counts have shape \(5, 1\); expected \(C,\), one size per class",
         lambda: draw_virtual(COUNTS[:, None], 5),
     ),
-    "no counts": (r"class_counts are of shape \(0,\)", lambda: draw_virtual(COUNTS[:0], 5)),
+    "no counts": (r"class_counts have shape \(0,\)", lambda: draw_virtual(COUNTS[:0], 5)),
     "all counts zero": (
-        r"class_counts are \[0.0, 0.0, 0.0, 0.0, 0.0\]; wanted .* at least one of them positive",
+        r"class_counts are \[0.0, 0.0, 0.0, 0.0, 0.0\]; expected .* at least one positive",
         lambda: draw_virtual(COUNTS * 0, 5),
     ),
     "no virtual": (
-        r"number of virtual classifiers must be at least 1, got 0",
+        r"number must be an integer of at least 1, got 0",
         lambda: draw_virtual(COUNTS, 0),
     ),
     "no size": (
-        r"size must be that of the images behind their channels, as \(32, 32\), got \(\)",
+        r"size must be the last dimensions of the images, for example \(32, 32\), got \(\)",
         lambda: draw_cutmix(LABELS, 1.0, ()),
     ),
     "size zero": (r"got \(4, 0\)", lambda: draw_cutmix(LABELS, 1.0, (4, 0))),
     "switch_prob": (
-        r"switch_prob is the probability of CutMix, from 0 to 1, got 1.2",
+        r"switch_prob must be the probability of CutMix, from 0 to 1, got 1.2",
         lambda: draw_either(LABELS, 1.0, SIZE, switch_prob=1.2),
     ),
     "prob": (
-        r"prob is the probability of mixing a batch, from 0 to 1, got -0.5",
+        r"prob must be the probability of mixing a batch, from 0 to 1, got -0.5",
         lambda: leave_unmixed(PAIRS, -0.5),
     ),
     "uint8 images": (
-        r"images are torch.uint8; mixing needs floating point: images.float\(\) / 255, say",
+        r"images have dtype torch.uint8; mixing needs floating point, for example images.float\(\) / 255",
         lambda: mix_inputs(torch.zeros(4, 3, dtype=torch.uint8), PAIRS),
     ),
     "other images": (
@@ -587,7 +609,7 @@ BAD_CALLS: dict[str, tuple[str, Callable[[], object]]] = {
         lambda: mix_inputs(torch.zeros(5, 3), PAIRS),
     ),
     "flat images under boxes": (
-        r"images are of shape \(4, 6\).*\(4, 1, 6, 8\)",
+        r"images have shape \(4, 6\).*\(4, 6, 8\)",
         lambda: mix_inputs(torch.zeros(4, 6), draw_cutmix(LABELS, 1.0, SIZE)),
     ),
     "other labels": (
@@ -595,28 +617,39 @@ BAD_CALLS: dict[str, tuple[str, Callable[[], object]]] = {
         lambda: mix_targets(LABELS[:3], PAIRS, C),
     ),
     "no num_classes": (
-        r"num_classes is needed for integer labels: a batch may lack the last classes",
+        r"num_classes is required for integer labels: a batch may not contain the last classes",
         lambda: mix_targets(LABELS, PAIRS),
     ),
     "label too high": (
-        r"labels reach from 0 to 3, outside the classes 0 to 2",
+        r"labels range from 0 to 3, but the classes are 0 to 2",
         lambda: mix_targets(LABELS, PAIRS, 3),
     ),
-    "label negative": (r"labels reach from -1 to 2", lambda: mix_targets(LABELS - 1, PAIRS, C)),
+    "label negative": (r"labels range from -1 to 2", lambda: mix_targets(LABELS - 1, PAIRS, C)),
     "other classes": (
-        r"labels are of shape \(4, 4\) but there are 5 classes",
+        r"labels have shape \(4, 4\); expected \(B, 5\), one column per class",
         lambda: mix_targets(torch.eye(4), PAIRS, 5),
     ),
     "float labels": (
-        r"labels are torch.float32 of shape \(4,\); wanted \(B,\) integers or \(B, C\) shares",
+        r"labels have dtype torch.float32 and shape \(4,\); expected \(B,\) integers",
         lambda: mix_targets(LABELS.float(), PAIRS, C),
     ),
+    "kappa below 1": (
+        r"kappa must be at least 1, the ratio of two class sizes, got 0.5",
+        lambda: draw_remix(LABELS, 1.0, COUNTS, kappa=0.5),
+    ),
+    "kappa infinite": (r"kappa must be .* got inf", lambda: draw_remix(LABELS, 1.0, COUNTS, kappa=math.inf)),
+    "tau": (r"tau must be a share .* got 1.5", lambda: draw_remix(LABELS, 1.0, COUNTS, tau=1.5)),
+    "alpha as text": (r"alpha must be .* got '1'", lambda: draw_mixup(LABELS, "1")),  # type: ignore[arg-type]
+    "remix float labels": (
+        r"labels have dtype torch.float32 and shape \(4,\); expected \(B,\) integers",
+        lambda: draw_remix(LABELS + 0.5, 1.0, COUNTS),
+    ),
     "smoothing": (
-        r"label_smoothing must be in \[0, 1\), got 1",
+        r"label_smoothing must be at least 0 and below 1, got 1",
         lambda: mix_targets(LABELS, PAIRS, C, label_smoothing=1),
     ),
     "accuracy": (
-        r"scores are \(4, 5\) but targets are \(4,\)",
+        r"scores have shape \(4, 5\) but targets have shape \(4,\)",
         lambda: mixed_accuracy(torch.randn(4, 5), LABELS),
     ),
 }

@@ -256,7 +256,21 @@ LOSS = [
         'keys = None if duplicates == "negative" else target_keys(classifiers)',
         "keys = None",
     ),
-    ("an axis given twice passes", " or len(set(axes)) != len(axes)", ""),
+    (
+        "labels are mixed targets",
+        "    if targets.dim() == 1:\n        return label_loss(scores, targets, virtual, reduction)\n",
+        "    targets = F.one_hot(targets, scores.shape[1]) if targets.dim() == 1 else targets\n",
+    ),
+    (
+        "labels scored in half precision",
+        "    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))\n",
+        "",
+    ),
+    (
+        "module does not look at its weights",
+        "            check_class_weights(class_weights)\n",
+        "            pass\n",
+    ),
     ("module forgets its temperature", "temperature=self.temperature,", ""),
     ("module forgets its negatives", "negatives=self.negatives,", ""),
     ("module forgets its duplicates", "duplicates=self.duplicates,", ""),
@@ -278,13 +292,22 @@ LOSS = [
 ]
 
 HIDDEN = [
-    ("hook stays", "        hook.remove()", "        pass"),
+    (
+        "hook stays",
+        "        yield\n    finally:\n        hook.remove()",
+        "        yield\n    finally:\n        pass",
+    ),
     (
         "hook stays after an exception",
         "    try:\n        yield\n    finally:\n        hook.remove()",
         "    yield\n    hook.remove()",
     ),
-    ("other inputs dropped", "(mix_inputs(args[0], pairs), *args[1:])", "(mix_inputs(args[0], pairs),)"),
+    ("other inputs dropped", "pairs), *args[1:]), kwargs", "pairs),), kwargs"),
+    (
+        "inputs passed by name stay clean",
+        "{**kwargs, first: mix_inputs(as_features(name, kwargs.get(first)), pairs)}",
+        "kwargs",
+    ),
     (
         "mixes at all places but one",
         "torch.where(chosen, pairs.weight, 1.0)",
@@ -296,10 +319,29 @@ HIDDEN = [
         "here = pairs",
     ),
     ("always the first place", "place.floor() == number", "torch.zeros_like(place) == number"),
-    ("mixes before the classifier too", "tuple(model.children())[:-1]", "tuple(model.children())"),
+    ("mixes before the classifier too", "tuple(candidates.values())[:-1]", "tuple(candidates.values())"),
+    (
+        "mixes before the classifier that was found",
+        "return tuple(candidates[name] for name in names[:-1])",
+        "return tuple(candidates[name] for name in names)",
+    ),
+    ("a module that is not called passes", "    if calls == 0:", "    if False:"),
+    ("a module that is called twice passes", "    if calls > 1:", "    if False:"),
+    ("checkpointed modules pass", "is_checkpointed(sys._getframe(1)):", "False:"),
+    ("compiled models pass", '    return "_orig_mod" in module._modules or', "    return"),
+    ("models compiled in place pass", ' or getattr(module, "_compiled_call_impl", None) is not None', ""),
+    ("the same module twice passes", "    if len(set(modules)) < len(modules):", "    if False:"),
+    ("modules called twice are found", "if calls == 1]", "if calls]"),
+    ("branches are found", "exchanges(model, candidates[n], rows, expected, tolerance)", "True"),
+    ("the search does not restore modes", "            module.training = training\n", "            pass\n"),
+    ("the search draws", "torch.random.fork_rng(devices), keep", "keep"),
+    ("the search is not remembered", "        _found[model] = tuple(names[:-1])\n", "        pass\n"),
+    ("an unverified search is remembered", "if verified and len(names) > 1:", "if len(names) > 1:"),
+    ("containers are mixed at", "isinstance(child, nn.ModuleList | nn.ModuleDict)", "False"),
+    ("a body is not opened", "while 0 < len(children) < 3:", "while False:"),
 ]
 
-METHODS = [
+OBJECTIVE = [
     ("clean weight dropped", "loss + method.clean_weight * clean_loss(", "loss + clean_loss("),
     (
         "clean weight halved",
@@ -308,8 +350,8 @@ METHODS = [
     ),
     (
         "joint forward in the other order",
-        "clean, mixed = model(torch.cat([images, inputs])).chunk(2)",
-        "mixed, clean = model(torch.cat([images, inputs])).chunk(2)",
+        "clean, mixed = call_model(model, join_batches(images, inputs)).chunk(2)",
+        "mixed, clean = call_model(model, join_batches(images, inputs)).chunk(2)",
     ),
     ("joint forward is two", "    if method.joint:", "    if False:"),
     ("scores - log counts", "scores + class_counts.log()", "scores - class_counts.log()"),
@@ -329,7 +371,7 @@ METHODS = [
         "mixed.shape[1], label_smoothing=method.label_smoothing)",
         "mixed.shape[1])",
     ),
-    ("clean labels not smoothed", "labels, label_smoothing=method.label_smoothing", "labels"),
+    ("clean labels not smoothed", "        label_smoothing=method.label_smoothing,\n", ""),
     ("clean labels not checked", "        check_labels(labels, scores.shape[1])\n", ""),
     ("narrow integers refused", "        labels = labels.long()\n", ""),
     ("prob ignored", "pairs if method.prob == 1.0 else leave_unmixed(", "pairs if True else leave_unmixed("),
@@ -362,6 +404,16 @@ METHODS = [
         "method.num_virtual, method.alpha, generator)",
         "method.num_virtual, method.alpha)",
     ),
+    ("size of a box ignored", "    if size is None:\n", "    if True:\n"),
+    ("compiled modules not looked for", "        check_none_compiled(model, modules)\n", ""),
+    (
+        "mixed term of a clean method adjusted",
+        'method.class_sizes == "adjust", class_counts), targets)',
+        "False, class_counts), targets)",
+    ),
+]
+
+METHODS = [
     (
         "RegMixup with Mixup's alpha",
         '"regmixup": Method(draw="mixup", alpha=20.0',
@@ -372,7 +424,96 @@ METHODS = [
         '"ic-mixup-c": Method(draw="mixup", axes=("class",))',
         '"ic-mixup-c": Method(draw="mixup", axes=("pair",))',
     ),
-    ("unknown draws are Mixup", '        check_choice("draw", self.draw, get_args(Draw))\n', ""),
+    ("unknown draws are Mixup", '    check_choice("draw", method.draw, get_args(Draw))\n', ""),
+    ("axes without mixing pass", 'if self.draw == "none" and self.axes:', "if False:"),
+    ("no loss passes", 'if self.draw == "none" and not self.clean_weight:', "if False:"),
+    (
+        "settings without effect pass",
+        "value != entry.default and not self.uses(entry.name, value)",
+        "False",
+    ),
+    ("weights without the pair axis pass", '{"weigh": "pair" in self.axes,', '{"weigh": True,'),
+    ("virtual pairs without pairs pass", ' and "pairs" in self.negatives', ""),
+    ("every setting applies", "if self.uses(k, v)}", "}"),
+]
+
+CHECKS = [
+    ("an axis given twice passes", " or len(set(axes)) != len(axes)", ""),
+    (
+        "True is a number",
+        "isinstance(value, Real) and not isinstance(value, bool)",
+        "isinstance(value, Real)",
+    ),
+    ("nan is a number", "math.isfinite(value) and low <= value <= high", "not (value < low or value > high)"),
+    ("1 is True", "value == choice and isinstance(value, type(choice))", "value == choice"),
+    ("partners out of range pass", " <= int(partner.max()) < len(labels):", ":"),
+    ("negative partners pass", "0 <= int(partner.min()) <=", "-9 <= int(partner.min()) <="),
+    ("shares of any sum pass", "~((total - 1).abs() <= SHARES_TOLERANCE) |", ""),
+    ("nan shares pass", "~((total - 1).abs() <= SHARES_TOLERANCE)", "((total - 1).abs() > SHARES_TOLERANCE)"),
+    ("negative shares pass", " | (least < -SHARES_TOLERANCE)", ""),
+    ("weights of zero pass", "(class_weights > 0)", "(class_weights >= 0)"),
+    (
+        "float labels pass",
+        "(labels.is_floating_point() or labels.dtype == torch.bool)",
+        "labels.dtype == torch.bool",
+    ),
+    ("one class passes", "    if scores.shape[1] == 1:", "    if False:"),
+    ("kappa below 1 passes", '"kappa", kappa, 1, math.inf', '"kappa", kappa, 0, math.inf'),
+    ("any fused passes", '    check_choice("fused", fused, ("auto", True, False))\n', ""),
+    (
+        "virtual targets of any sum pass",
+        '        check_shares("virtual targets", virtual)\n',
+        "        pass\n",
+    ),
+]
+
+INPUTS = [
+    ("token ids are mixed", "        if not tensor.is_floating_point():", "        if False:"),
+    ("a dict is passed as a tuple", "output = model(**inputs)", "output = model(*inputs.values())"),
+    ("logits are not looked for", 'getattr(output, "logits", output)', "output"),
+    (
+        "logits of a dict are not looked for",
+        'output.get("logits") if isinstance(output, Mapping)',
+        "output if isinstance(output, Mapping)",
+    ),
+    ("scores of pixels pass", "    if scores.dim() != 2:", "    if False:"),
+    (
+        "joint batches in the other order",
+        "torch.cat([tensor, next(others)])",
+        "torch.cat([next(others), tensor])",
+    ),
+]
+
+MIXER = [
+    ("hidden mixing passes", '    if method.draw == "manifold":', "    if False:"),
+    ("clean terms pass", '    if method.clean_weight and method.draw != "none":', "    if False:"),
+    ("labels are not smoothed", "smoothing = self.method.label_smoothing", "smoothing = 0.0"),
+    (
+        "the generator is not used",
+        "self.method, counts, self.generator, self.size)",
+        "self.method, counts, None, self.size)",
+    ),
+    ("the size is not used", "counts, self.generator, self.size)", "counts, self.generator)"),
+    (
+        "the criterion ignores labels",
+        "        if targets.dim() == 1:\n            return label_loss(scores, targets)\n",
+        "",
+    ),
+]
+
+LARGE_BATCH = [
+    ("the scaler is not used", "value if scaler is None else scaler.scale(value)", "value"),
+    (
+        "the scaled loss is returned",
+        "    value = loss(all_scores)\n    (value if scaler is None else scaler.scale(value)).backward()",
+        "    value = loss(all_scores) * (1 if scaler is None else scaler.get_scale())\n    value.backward()",
+    ),
+    ("buffers change twice", "with torch.no_grad(), keep_buffers(model):", "with torch.no_grad():"),
+    ("dropout draws anew", "            set_random_state(state, devices)\n", ""),
+]
+
+FIRST_ORDER = [
+    ("second derivatives are of a constant", "    if not torch.is_grad_enabled():\n", "    if True:\n"),
 ]
 
 MODULES = {
@@ -381,6 +522,12 @@ MODULES = {
     "contrast.plain": CONTRAST_PLAIN,
     "loss": LOSS,
     "hidden": HIDDEN,
+    "objective": OBJECTIVE,
     "methods": METHODS,
+    "_checks": CHECKS,
+    "inputs": INPUTS,
+    "mixer": MIXER,
+    "large_batch": LARGE_BATCH,
+    "_first_order": FIRST_ORDER,
 }
 MUTANTS = [Mutant(module, *mutant) for module, mutants in MODULES.items() for mutant in mutants]

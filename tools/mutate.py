@@ -36,7 +36,13 @@ TESTS = {
     "contrast.plain": ["test_equations.py", "test_loss.py"],
     "loss": ["test_equations.py", "test_loss.py"],
     "hidden": ["test_hidden.py"],
+    "objective": ["test_methods.py", "test_hidden.py"],
     "methods": ["test_methods.py"],
+    "_checks": ["test_methods.py", "test_loss.py", "test_pairs.py"],
+    "inputs": ["test_methods.py", "test_mixer.py"],
+    "mixer": ["test_mixer.py"],
+    "large_batch": ["test_large_batch.py"],
+    "_first_order": ["test_loss.py"],
 }
 
 

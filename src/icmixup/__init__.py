@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from icmixup.large_batch import cached_backward
     from icmixup.loss import InfiniteClassLoss, infinite_class_loss
     from icmixup.methods import METHODS, Method
+    from icmixup.mixer import Mixer
     from icmixup.objective import training_loss
     from icmixup.pairs import (
         Pairs,
@@ -36,6 +37,7 @@ __all__ = [
     "METHODS",
     "InfiniteClassLoss",
     "Method",
+    "Mixer",
     "Pairs",
     "cached_backward",
     "draw_cutmix",
@@ -59,6 +61,7 @@ _MODULES = {
     "large_batch": ("cached_backward",),
     "loss": ("InfiniteClassLoss", "infinite_class_loss"),
     "methods": ("METHODS", "Method"),
+    "mixer": ("Mixer",),
     "objective": ("training_loss",),
     "pairs": (
         *("Pairs", "draw_cutmix", "draw_either", "draw_mixup", "draw_remix", "draw_virtual"),

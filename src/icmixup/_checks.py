@@ -9,6 +9,8 @@ Importing this module does not import torch, so that the command line can valida
 from __future__ import annotations
 
 import math
+import sys
+from numbers import Real
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ MODES = ("batch", "elem", "pair")
 NEGATIVES = (("pairs",), ("sources",), ("classes",), ("pairs", "classes"))
 DUPLICATES = ("negative", "ignore", "positive")
 REDUCTIONS = ("mean", "sum", "none")
+SHARES_TOLERANCE = 0.02  # of a row's sum: bfloat16 rounds each of many shares by 0.4 %
 
 
 def can_look_at(values: Tensor) -> bool:
@@ -37,6 +40,7 @@ def can_look_at(values: Tensor) -> bool:
 
 
 def check_batch(labels: Tensor) -> None:
+    """Of labels whose length alone matters."""
     if labels.dim() not in (1, 2) or len(labels) == 0:
         raise ValueError(
             f"labels have shape {tuple(labels.shape)}; expected at least one image, "
@@ -44,13 +48,64 @@ def check_batch(labels: Tensor) -> None:
         )
 
 
-def check_positive(name: str, value: float) -> None:
-    if not value > 0 or math.isinf(value):
-        raise ValueError(f"{name} must be a positive number, got {value}; to disable mixing pass lam=1.0")
+def check_label_types(labels: Tensor) -> None:
+    check_batch(labels)
+    check_integers("labels", labels, "(B,) integers or (B, C) class shares")
 
 
-def check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
+def check_integers(name: str, labels: Tensor, expected: str) -> None:
+    """(B,) labels must be integers, (B, C) class shares may have any real dtype."""
+    import torch
+
+    if labels.is_complex() or (
+        labels.dim() == 1 and (labels.is_floating_point() or labels.dtype == torch.bool)
+    ):
+        raise ValueError(
+            f"{name} have dtype {labels.dtype} and shape {tuple(labels.shape)}; expected {expected}"
+        )
+
+
+def check_whole(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+
+
+def check_number(name: str, value: object, low: float, high: float, meaning: str, hint: str = "") -> None:
+    """A finite real number within [low, high]; text, booleans and nan are refused too."""
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    if not (real and math.isfinite(value) and low <= value <= high):  # type: ignore[arg-type, operator]
+        raise ValueError(f"{name} must be {meaning}, got {value!r}{hint}")
+
+
+def check_positive(name: str, value: object, hint: str = "") -> None:
+    check_number(name, value, sys.float_info.min, math.inf, "a positive number", hint)
+
+
+def check_share(name: str, value: object, meaning: str) -> None:
+    check_number(name, value, 0, 1, f"{meaning}, from 0 to 1")
+
+
+def check_smoothing(value: object) -> None:
+    check_number("label_smoothing", value, 0, math.nextafter(1, 0), "at least 0 and below 1")
+
+
+def check_remix(kappa: object, tau: object) -> None:
+    check_number("kappa", kappa, 1, math.inf, "at least 1, the ratio of two class sizes")
+    check_share("tau", tau, "a share of the pixels")
+
+
+def check_size(size: object) -> None:
+    whole = isinstance(size, tuple) and all(isinstance(pixels, int) and pixels > 0 for pixels in size)
+    if not whole or not size:
+        raise ValueError(
+            f"size must be the last dimensions of the images, for example (32, 32), got {size!r}; for "
+            "signals (B, T) pass size=(T,)"
+        )
+
+
+def check_choice(name: str, value: object, known: tuple[object, ...]) -> None:
+    # By type as well: 1 equals True.
+    if not any(value == choice and isinstance(value, type(choice)) for choice in known):
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
 
 
@@ -63,6 +118,11 @@ def check_partner(partner: Tensor, labels: Tensor, mode: str) -> Tensor:
             f"expected ({len(labels)},) integers, the index of each image's partner in the batch"
         )
     partner = partner.to(labels.device, torch.int64)
+    if can_look_at(partner) and not 0 <= int(partner.min()) <= int(partner.max()) < len(labels):
+        raise ValueError(
+            f"partner ranges from {int(partner.min())} to {int(partner.max())}; expected indices of "
+            f"the batch, 0 to {len(labels) - 1}"
+        )
     if mode == "pair" and can_look_at(partner) and not partner[partner].equal(torch.arange(len(partner))):
         raise ValueError('mode "pair" needs mutual partners: partner[partner[i]] == i for every i')
     return partner
@@ -97,7 +157,7 @@ def check_fits(weight: Tensor, images: Tensor) -> None:
     ):
         raise ValueError(
             f"images have shape {tuple(images.shape)} but the pairs' weight has shape {tuple(weight.shape)}; "
-            "draw CutMix for these images, with size=images.shape[2:]"
+            "draw CutMix with a size that is the last dimensions of the images"
         )
 
 
@@ -136,21 +196,65 @@ def check_no_empty_class(class_counts: Tensor) -> None:
         )
 
 
-def check_rows(scores: Tensor, targets: Tensor) -> None:
-    if targets.dim() == 1:
+def check_label_rows(scores: Tensor, labels: Tensor, virtual: Tensor | None) -> None:
+    expected = "(B, C) class shares, as mix_targets returns them, or (B,) integers for plain cross-entropy"
+    check_integers("targets", labels, expected)
+    check_scores(scores)
+    if len(labels) != len(scores):
+        raise ValueError(f"{len(labels)} labels but {len(scores)} rows of scores; expected one label per row")
+    if virtual is not None:
         raise ValueError(
-            f"targets have dtype {targets.dtype} and shape {tuple(targets.shape)}, like labels; the loss "
-            f"expects (B, C) class shares, as the scores {tuple(scores.shape)}: mix_targets converts labels"
+            "virtual classifiers extend mixed targets (B, C), but targets are integer labels (B,)"
         )
+    check_labels(labels, scores.shape[1])
+
+
+def check_scores(scores: Tensor) -> None:
+    if scores.dim() != 2:
+        raise ValueError(f"scores have shape {tuple(scores.shape)}; expected (B, C)")
+    if scores.numel() == 0:
+        raise ValueError(f"scores have shape {tuple(scores.shape)}: an empty batch has no loss, skip it")
+    if scores.shape[1] == 1:
+        raise ValueError(
+            f"scores have shape {tuple(scores.shape)}: one class; expected at least two, "
+            "and a binary problem has two"
+        )
+    if not scores.is_floating_point():
+        raise ValueError(f"scores have dtype {scores.dtype}; expected floating-point logits")
+
+
+def check_rows(scores: Tensor, targets: Tensor) -> None:
     if scores.dim() != 2 or scores.shape != targets.shape:
         raise ValueError(
             f"scores have shape {tuple(scores.shape)} but targets have shape {tuple(targets.shape)}; "
-            "both must be (pairs, classes): mix_targets turns labels into targets"
+            "expected (B, C) for both, or (B,) integer labels: mix_targets turns labels into targets"
         )
-    if scores.numel() == 0:
-        raise ValueError(f"scores have shape {tuple(scores.shape)}: an empty batch has no loss, skip it")
-    if not scores.is_floating_point():
-        raise ValueError(f"scores have dtype {scores.dtype}; expected floating-point logits")
+    check_scores(scores)
+    check_shares("targets", targets)
+
+
+def check_shares(name: str, shares: Tensor) -> None:
+    """Rows of class shares are not negative and sum to 1, within what half precision can hold."""
+    if not can_look_at(shares):
+        return
+    total, least = shares.detach().double().sum(dim=1), shares.detach().amin(dim=1)
+    wrong = ~((total - 1).abs() <= SHARES_TOLERANCE) | (least < -SHARES_TOLERANCE)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"{name} must be class shares, not negative and with a sum of 1 per row, but row {row} has the "
+            f"sum {total[row].item():g} and the lowest share {least[row].item():g}; multi-label targets are "
+            "not supported"
+        )
+
+
+def check_class_weights(class_weights: Tensor) -> None:
+    """Waits for the device."""
+    if not bool((class_weights.isfinite() & (class_weights > 0)).all()):
+        raise ValueError(
+            f"class_weights must be positive and finite, got {class_weights.tolist()[:10]}; for example "
+            "1 / class_counts"
+        )
 
 
 def check_extras(
@@ -161,6 +265,8 @@ def check_extras(
         raise ValueError(
             f"class_weights have shape {tuple(class_weights.shape)}; expected ({num_classes},), one per class"
         )
+    if class_weights is not None and can_look_at(class_weights):
+        check_class_weights(class_weights)
     if virtual is not None and (virtual.dim() != 2 or virtual.shape[1] != num_classes or len(virtual) == 0):
         raise ValueError(
             f"virtual targets have shape {tuple(virtual.shape)}; expected (M, {num_classes}) with M > 0, "
@@ -168,19 +274,36 @@ def check_extras(
         )
     if virtual is not None and "pairs" not in negatives:
         raise ValueError(f'virtual classifiers extend the pairs, but negatives are {negatives}; add "pairs"')
+    if virtual is not None:
+        check_shares("virtual targets", virtual)
+
+
+def check_axes(axes: object) -> None:
+    if not isinstance(axes, tuple) or not set(axes) <= set(AXES) or len(set(axes)) != len(axes):
+        raise ValueError(f"axes must be a tuple of one or both of {AXES}, got {axes!r}")
+
+
+def check_negatives(negatives: object) -> None:
+    if negatives not in NEGATIVES:
+        raise ValueError(f"negatives must be one of {NEGATIVES}, got {negatives!r}")
 
 
 def check_choices(
     axes: tuple[str, ...], negatives: tuple[str, ...], temperature: float, duplicates: str, reduction: str
 ) -> None:
-    if isinstance(axes, str) or not axes or not set(axes) <= set(AXES) or len(set(axes)) != len(axes):
+    check_axes(axes)
+    if not axes:
         raise ValueError(f"axes must be a tuple of one or both of {AXES}, got {axes!r}")
-    if negatives not in NEGATIVES:
-        raise ValueError(f"negatives must be one of {NEGATIVES}, got {negatives!r}")
-    if not temperature > 0:
-        raise ValueError(f"temperature must be positive, got {temperature}")
+    check_negatives(negatives)
+    check_positive("temperature", temperature)
     check_choice("duplicates", duplicates, DUPLICATES)
     check_choice("reduction", reduction, REDUCTIONS)
+
+
+def check_switches(centred: object, gather: object, fused: object) -> None:
+    check_choice("centred", centred, (True, False))
+    check_choice("gather", gather, (True, False))
+    check_choice("fused", fused, ("auto", True, False))
 
 
 def check_range(name: str, value: float, above: float, most: float, meaning: str) -> None:

@@ -1,10 +1,10 @@
-"""One number that makes scores honest: the temperature, fitted on held-out data.
+"""Temperature scaling: one number, fitted on held-out data, that calibrates the scores.
 
-Infinite Class scores rank classes well but do not say how sure to be: they are trained as scores of mixed
-classifiers within a batch, not as log-probabilities of classes. Dividing them by one fitted number leaves
-every prediction as it is and mends the probabilities (Guo et al., 2017).
+Infinite Class scores rank classes well but are not calibrated: they are trained as scores of mixed
+classifiers within a batch, not as log-probabilities of classes. Dividing them by a fitted temperature
+calibrates the probabilities and changes no prediction (Guo et al., 2017).
 
-Letters: N images, C classes.
+N images    C classes
 """
 
 from __future__ import annotations
@@ -24,36 +24,37 @@ BLOCK_ELEMENTS = 2**22  # scores taken to float64 at a time
 def fit_temperature(scores: Tensor, labels: Tensor) -> float:
     """The temperature T that minimises the negative log-likelihood of softmax(scores / T).
 
-        temperature = fit_temperature(model(held_out_images), held_out_labels)
-        probabilities = (model(images) / temperature).softmax(dim=1)
+    >>> temperature = fit_temperature(model(held_out_images), held_out_labels)
+    >>> probabilities = (model(images) / temperature).softmax(dim=1)
 
-    Fit it on images the model was neither trained nor tested on. Predictions do not change.
+    Fit it on images that the model was neither trained nor tested on. Predictions do not change.
 
     In b = 1 / T the loss is convex, with slope mean_i (E_p[s_i] - s_iy) and curvature mean_i Var_p[s_i], so
-    there is one minimum. It has no finite place when every label has its row's highest score (T would go to
-    0), or when the scores know nothing of the labels (T would go to infinity). So T is kept between 1/100 and
-    100 times the mean range of the scores, highest - lowest averaged over rows; scores k times as large thus
-    give k times the T, always.
+    there is one minimum. It is at no finite T when every label has its row's highest score (T would go to
+    0), or when the scores are independent of the labels (T would go to infinity). So T is kept between 1/100
+    and 100 times the mean range of the scores, highest - lowest averaged over rows. Scores that are k times
+    as large always give k times the T.
 
     Args:
-        scores: (N, C) logits of held-out images, any device and floating type.
+        scores: (N, C) logits of held-out images, on any device, in any floating-point dtype; C >= 2.
         labels: (N,) integers, their classes.
 
     Returns:
-        T > 0; 1.0 if the scores are all equal in each row, where no T makes a difference.
+        T > 0; 1.0 if all scores of each row are equal, where T has no effect.
     """
     check_scored(scores, labels)
     # float64 does not exist on Apple's GPUs.
     device = "cpu" if scores.device.type == "mps" else scores.device
     scores, labels = scores.detach().to(device), labels.to(device)
-    scale = (scores.amax(dim=1) - scores.amin(dim=1)).double().mean().item()
+    # In float64: the range of float16 scores may exceed the largest float16.
+    scale = (scores.amax(dim=1).double() - scores.amin(dim=1).double()).mean().item()
     if scale == 0:
         return 1.0
     return 1 / best_inverse(scores, labels, 1 / (FARTHEST * scale), FARTHEST / scale)
 
 
 def best_inverse(scores: Tensor, labels: Tensor, low: float, high: float) -> float:
-    """Where the slope in b = 1 / T is zero, or the end of [low, high] that comes nearest to it."""
+    """Where the slope in b = 1 / T is zero, or the end of [low, high] that is nearest to it."""
     if derivatives(scores, labels, low)[0] >= 0:
         return low
     if derivatives(scores, labels, high)[0] <= 0:
@@ -65,7 +66,7 @@ def best_inverse(scores: Tensor, labels: Tensor, low: float, high: float) -> flo
     best = math.sqrt(low * high)
     for _ in range(NEWTON_STEPS):
         slope, curvature = derivatives(scores, labels, best)
-        # Without curvature there is nothing to divide by, and best is already as good as float64 can tell.
+        # Without curvature there is no Newton step, and best is already as good as float64 can tell.
         best = min(max(best - slope / curvature, low), high) if curvature > 0 else best
     return best
 
@@ -93,23 +94,28 @@ def check_scored(scores: Tensor, labels: Tensor) -> None:
     """ValueError unless scores are (N, C), finite, and labels their (N,) classes, with N at least 1."""
     if scores.dim() != 2 or labels.shape != scores.shape[:1] or scores.numel() == 0:
         raise ValueError(
-            f"scores are {tuple(scores.shape)} and labels {tuple(labels.shape)}; "
-            "wanted (N, C) scores and (N,) labels of the same N images, at least one"
+            f"scores have shape {tuple(scores.shape)} and labels have shape {tuple(labels.shape)}; "
+            "expected (N, C) scores and (N,) labels of the same N images, at least one"
+        )
+    if scores.shape[1] == 1:
+        raise ValueError(
+            f"scores have shape {tuple(scores.shape)}: one class, whose probability is 1 at any temperature; "
+            "expected at least two classes, and a binary problem has two"
         )
     if not scores.is_floating_point() or labels.is_floating_point() or labels.dtype == torch.bool:
         raise ValueError(
-            f"scores are {scores.dtype} and labels {labels.dtype}; wanted floating scores and integer labels "
-            "(of one-hot targets: targets.argmax(dim=1))"
+            f"scores have dtype {scores.dtype} and labels have dtype {labels.dtype}; expected floating-point "
+            "scores and integer labels (for one-hot targets: targets.argmax(dim=1))"
         )
     if not bool(scores.isfinite().all()):
         bad = int((~scores.isfinite()).any(dim=1).sum())
         raise ValueError(
-            f"{bad} of {len(scores)} images have scores that are nan or infinite; "
-            "the model has diverged or overflows: try a smaller learning rate or a higher precision"
+            f"{bad} of {len(scores)} images have scores that are nan or infinite; the model has diverged or "
+            "its scores overflow: try a lower learning rate or a higher precision"
         )
     lowest, highest = int(labels.min()), int(labels.max())
     if lowest < 0 or highest >= scores.shape[1]:
         raise ValueError(
-            f"labels reach from {lowest} to {highest} but scores have {scores.shape[1]} classes, "
-            f"0 to {scores.shape[1] - 1}; is the model built for this dataset?"
+            f"labels range from {lowest} to {highest}, but the classes are 0 to {scores.shape[1] - 1}; "
+            "check that the model was built for this dataset"
         )

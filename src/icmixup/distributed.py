@@ -1,4 +1,4 @@
-"""The rows of every rank, with the gradient that one process would have. On a single process: its own rows.
+"""The rows of every rank, with the gradient of a single process. In a single process: its own rows.
 
 B pairs on this rank    N pairs on all ranks    C classes
 """
@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch import distributed as dist
+
+from icmixup._first_order import first_order_only
 
 
 class Ranks(NamedTuple):
@@ -40,7 +42,7 @@ def is_distributed() -> bool:
 
 
 def meet_ranks(rows: Tensor, choices: Mapping[str, object]) -> Ranks:
-    """Learn the sizes of all ranks, and that they agree on what they are about to gather.
+    """Exchange the sizes of all ranks, and check that they agree on what they are about to gather.
 
     Args:
         rows: (B, C) of this rank; B may differ between ranks, C may not.
@@ -48,28 +50,28 @@ def meet_ranks(rows: Tensor, choices: Mapping[str, object]) -> Ranks:
     """
     if not is_distributed():
         return Ranks((len(rows),), 0)
-    said = {name: str(value) for name, value in {"classes": rows.shape[1], **choices}.items()}
-    mine = torch.tensor([len(rows), zlib.crc32(repr(said).encode())], device=rows.device)
+    options = {name: str(value) for name, value in {"classes": rows.shape[1], **choices}.items()}
+    mine = torch.tensor([len(rows), zlib.crc32(repr(options).encode())], device=rows.device)
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, mine)
     met = torch.stack(everyone).tolist()
-    # Every rank sees the same sums, so all of them go to the quarrel, and none is left waiting.
+    # Every rank sees the same checksums, so all of them raise, and none is left waiting.
     if len({code for _, code in met}) > 1:
-        raise ValueError(describe_quarrel(said))
+        raise ValueError(describe_disagreement(options))
     return Ranks(tuple(size for size, _ in met), dist.get_rank())
 
 
-def describe_quarrel(said: dict[str, str]) -> str:
-    """On what the ranks disagree, and who has what; all of them must ask."""
+def describe_disagreement(options: dict[str, str]) -> str:
+    """The options that differ, with the value of each rank; all ranks must call this."""
     everyone: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyone, said)
-    values = {name: [other[name] for other in everyone] for name in said}
-    quarrels = [
+    dist.all_gather_object(everyone, options)
+    values = {name: [other[name] for other in everyone] for name in options}
+    different = [
         f"{name}: {', '.join(each)} in rank order" for name, each in values.items() if len(set(each)) > 1
     ]
     return (
-        f"the ranks disagree on {' and on '.join(quarrels)}; "
-        "give every rank the same model, dtype and loss, or pass gather=False"
+        f"the ranks disagree on {' and on '.join(different)}; "
+        "use the same model, dtype and loss on every rank, or pass gather=False"
     )
 
 
@@ -88,7 +90,7 @@ class _GatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, local: Tensor, ranks: Ranks) -> Tensor:
         ctx.ranks = ranks  # type: ignore[attr-defined]
-        # Collectives want equal shapes, so short ranks are padded and cut again.
+        # Collectives need equal shapes, so shorter ranks are padded, and cut again.
         padded = local.new_zeros(max(ranks.sizes), *local.shape[1:])
         padded[: len(local)] = local
         everyone = [torch.empty_like(padded) for _ in ranks.sizes]
@@ -98,6 +100,7 @@ class _GatherRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
         ranks: Ranks = ctx.ranks  # type: ignore[attr-defined]
-        gradient = gradient.contiguous().clone()
-        dist.all_reduce(gradient)
-        return gradient[ranks.start : ranks.start + ranks.sizes[ranks.rank]], None
+        total = gradient.detach().contiguous().clone()
+        dist.all_reduce(total)
+        own = total[ranks.start : ranks.start + ranks.sizes[ranks.rank]]
+        return first_order_only(own, "rows gathered from other ranks"), None

@@ -1,4 +1,4 @@
-"""Batches larger than memory: the loss needs scores alone, so the model can run twice and in parts.
+"""Batches larger than memory: the loss needs only the scores, so the model can run twice, part by part.
 
 B inputs in a batch    P in a part, at most    C classes
 """
@@ -13,15 +13,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-Rows = tuple[Tensor, ...]
+from icmixup._checks import check_whole
+from icmixup.inputs import Inputs, call_model, map_tensors, named_tensors
+
 RandomState = tuple[Tensor, list[Tensor]]
 
 
 def cached_backward(
     model: nn.Module,
-    inputs: Tensor | tuple[Tensor, ...],
+    inputs: Inputs,
     loss: Callable[[Tensor], Tensor],
     part_size: int,
+    *,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> Tensor:
     """loss(model(inputs)).backward() in the memory of one part, for a loss over the whole batch.
 
@@ -35,64 +39,71 @@ def cached_backward(
 
     The number of parts changes nothing but rounding, with one exception: BatchNorm, while training,
     normalises by the mean and variance of a part, as it would in batches of that size. Running statistics
-    and other buffers are put back after the first pass, so each part updates them once. Dropout draws the
+    and other buffers are restored after the first pass, so each part updates them once. Dropout draws the
     same in both passes, as long as it draws from torch's own generators.
 
     Under DistributedDataParallel ranks may have different B and different numbers of parts; gradients are
-    averaged once, in the last part. Call it within autocast just as the model would be.
+    averaged once, in the last part. Call it within autocast, as you would call the model.
 
     Args:
-        model: from inputs to (B, C) scores, each row from its own input (BatchNorm aside).
-        inputs: (B, ...), or a tuple of those, handed over as model(*inputs).
-        loss: from (B, C) scores to a scalar. What it contains besides, a learnt temperature say, gets its
-            gradient too. A GradScaler goes inside: lambda scores: scaler.scale(criterion(scores, targets)).
-        part_size: P, inputs at once, at most; if it exceeds B there is one part.
+        model: from inputs to (B, C) scores or an output with `logits`, each row from its own input (except
+            for BatchNorm).
+        inputs: (B, ...); or a tuple, passed as model(*inputs), or a dict, passed as model(**inputs). Every
+            tensor in them is split; other entries are passed to each part.
+        loss: from (B, C) scores to a scalar. Its own parameters, for example a learnt temperature, get their
+            gradient too.
+        part_size: P, the largest number of inputs at once; if it exceeds B there is one part.
+        scaler: a GradScaler, which scales the gradients, not the loss that is returned. Then unscale and step
+            as usual: scaler.step(optimizer); scaler.update().
 
     Returns:
-        Scalar, the loss, without a graph.
+        Scalar, the unscaled loss, without a graph.
     """
-    parts = split_rows(inputs if isinstance(inputs, tuple) else (inputs,), part_size)
+    parts = split_rows(inputs, part_size)
     devices = random_devices(model, parts[0])
-    # DDP's wrapper would talk to the other ranks, which may have another number of parts.
+    # DDP's wrapper would communicate with the other ranks, which may have another number of parts.
     plain = model.module if isinstance(model, DistributedDataParallel) else model
     states, scores = [], []
     with torch.no_grad(), keep_buffers(model):
         for part in parts:
             states.append(random_state(devices))
-            scores.append(plain(*part))
-    # Older torch (before pytorch #165068) would use again the weights that autocast has cast without a graph.
+            scores.append(call_model(plain, part))
+    # Older torch (before pytorch #165068) would use again the weights that autocast cast without a graph.
     torch.clear_autocast_cache()
     all_scores = torch.cat(scores).requires_grad_()
     value = loss(all_scores)
-    value.backward()  # type: ignore[no-untyped-call]
+    (value if scaler is None else scaler.scale(value)).backward()  # type: ignore[no-untyped-call]
     assert all_scores.grad is not None
     slices = all_scores.grad.tensor_split(len(parts))
     with torch.random.fork_rng([device.index for device in devices]):
         for number, (part, state, gradient) in enumerate(zip(parts, states, slices, strict=True)):
             set_random_state(state, devices)
             with nullcontext() if number == len(parts) - 1 else unsynchronised(model):
-                model(*part).backward(gradient)
+                call_model(model, part).backward(gradient)  # type: ignore[no-untyped-call]
     return value.detach()
 
 
-def split_rows(inputs: Rows, part_size: int) -> list[Rows]:
-    """(B, ...) tensors to as few parts as P allows, of equal sizes give or take a row.
+def split_rows(inputs: Inputs, part_size: int) -> list[Inputs]:
+    """(B, ...) tensors to as few parts as P allows, whose sizes differ by at most one row.
 
-    A short last part, of one row say, would be more than BatchNorm could bear.
+    BatchNorm could not normalise a last part of a single row.
     """
-    lengths = [len(rows) for rows in inputs]
-    if part_size < 1 or not lengths or min(lengths) < 1 or len(set(lengths)) > 1:
+    check_whole("part_size", part_size, 1)
+    lengths = [len(rows) for _, rows in named_tensors(inputs)]
+    if not lengths or min(lengths) < 1 or len(set(lengths)) > 1:
         raise ValueError(
-            f"inputs of {lengths} rows in parts of {part_size}; "
-            "wanted at least one row, as many in every input, and a part_size of at least 1"
+            f"inputs have {lengths} rows; expected at least one row, and the same number in every tensor"
         )
-    parts = math.ceil(lengths[0] / part_size)
-    return list(zip(*(rows.tensor_split(parts) for rows in inputs), strict=True))
+    number = math.ceil(lengths[0] / part_size)
+    return [
+        map_tensors(lambda rows, part=part: rows.tensor_split(number)[part], inputs)  # type: ignore[misc]
+        for part in range(number)
+    ]
 
 
 @contextmanager
 def keep_buffers(model: nn.Module) -> Iterator[None]:
-    """Put running statistics and other buffers back at the end."""
+    """Restore running statistics and other buffers at the end."""
     buffers = list(model.buffers())
     before = [buffer.clone() for buffer in buffers]
     try:
@@ -103,13 +114,14 @@ def keep_buffers(model: nn.Module) -> Iterator[None]:
 
 
 def unsynchronised(model: nn.Module) -> AbstractContextManager[None]:
-    """Within this context DDP adds gradients up and leaves the averaging to a later backward pass."""
+    """Within this context DDP accumulates gradients, and a later backward pass averages them."""
     return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
 
-def random_devices(model: nn.Module, rows: Rows) -> list[torch.device]:
+def random_devices(model: nn.Module, inputs: Inputs) -> list[torch.device]:
     """The GPUs whose generators the model may draw from."""
-    return sorted({tensor.device for tensor in (*model.parameters(), *rows) if tensor.is_cuda}, key=str)
+    tensors = (*model.parameters(), *(tensor for _, tensor in named_tensors(inputs)))
+    return sorted({tensor.device for tensor in tensors if tensor.is_cuda}, key=str)
 
 
 def random_state(devices: list[torch.device]) -> RandomState:

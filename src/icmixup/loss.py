@@ -11,8 +11,19 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from icmixup._checks import AXES, Duplicates, Reduction, check_choices, check_extras, check_rows
+from icmixup._checks import (
+    AXES,
+    Duplicates,
+    Reduction,
+    check_choices,
+    check_class_weights,
+    check_extras,
+    check_label_rows,
+    check_rows,
+    check_switches,
+)
 from icmixup.contrast import Fused, Losses, Request, choose
 from icmixup.contrast.plain import own_cross_entropy, target_keys
 from icmixup.distributed import Ranks, gather_rows, meet_ranks
@@ -67,7 +78,9 @@ def infinite_class_loss(
 
     Args:
         scores: (B, C) logits of this rank's mixed images.
-        targets: (B, C) class shares they were mixed in.
+        targets: (B, C) class shares they were mixed in; or (B,) integer labels, for validation: the loss is
+            then plain cross-entropy of this rank's scores. Only `reduction` applies, and ranks do not
+            communicate.
         axes: "class", "pair", or both.
         negatives: what each image is contrasted with on the class axis: ("pairs",) as in the paper;
             ("sources",) the two classes it was mixed from; ("classes",) the C original classes;
@@ -84,13 +97,20 @@ def infinite_class_loss(
         reduction: "mean", "sum", or "none" for one loss per pair, (B,).
         gather: contrast with the pairs of every rank, if there are several.
         fused: True never stores S~ (Triton kernels, on a GPU); False stores it; "auto" chooses the faster
-            one, and keeps memory linear in B where S~ would be large.
+            one, and keeps memory linear in B where S~ would be large. Targets that require a gradient need
+            one of the last two. Second derivatives need fused=False, and gather=False on several ranks.
+
+    Values are checked where that is free. On a GPU a check would make the host wait, so there targets whose
+    rows do not sum to 1, and class_weights that are not positive, are not noticed.
 
     Returns:
         Scalar, the mean over pairs on each axis, summed over axes (CLIP would halve it).
     """
     options = Options(axes, negatives, temperature, duplicates, centred, reduction, fused)
     check_choices(axes, negatives, temperature, duplicates, reduction)
+    check_switches(centred, gather, fused)
+    if targets.dim() == 1:
+        return label_loss(scores, targets, virtual, reduction)
     check_rows(scores, targets)
     check_extras(scores, negatives, class_weights, virtual)
     # Autocast would run the product in bfloat16, where near-equal classifiers tie.
@@ -117,6 +137,15 @@ def infinite_class_loss(
         parts = [part for part in (class_losses, pair_losses) if part is not None]
         losses = parts[0] if len(parts) == 1 else parts[0] + parts[1]
         return reduce(losses, reduction, ranks)
+
+
+def label_loss(
+    scores: Tensor, labels: Tensor, virtual: Tensor | None = None, reduction: Reduction = "mean"
+) -> Tensor:
+    """Cross-entropy of (B,) integer labels, on this rank alone: one rank may validate while others do not."""
+    check_label_rows(scores, labels, virtual)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    return F.cross_entropy(scores, labels.long(), reduction=reduction)
 
 
 def reduce(losses: Tensor, reduction: Reduction, ranks: Ranks) -> Tensor:
@@ -154,13 +183,22 @@ class InfiniteClassLoss(nn.Module):
     ) -> None:
         super().__init__()
         check_choices(axes, negatives, temperature, duplicates, reduction)
+        check_switches(centred, gather, fused)
+        if class_weights is not None:
+            check_class_weights(class_weights)
         self.axes, self.negatives, self.temperature = axes, negatives, temperature
         self.duplicates, self.centred, self.reduction = duplicates, centred, reduction
         self.gather, self.fused = gather, fused
         self.register_buffer("class_weights", class_weights)
 
     def forward(self, scores: Tensor, targets: Tensor, virtual: Tensor | None = None) -> Tensor:
-        """Loss of (B, C) scores and (B, C) targets, with (M, C) virtual targets drawn anew for each batch."""
+        """The loss of (B, C) scores.
+
+        Args:
+            scores: (B, C).
+            targets: (B, C) class shares, or (B,) integer labels for plain cross-entropy.
+            virtual: (M, C) virtual targets, drawn anew for every batch.
+        """
         return infinite_class_loss(
             scores,
             targets,

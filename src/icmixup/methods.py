@@ -5,46 +5,134 @@ Importing this module does not import torch: the command line lists and checks m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import get_args
 
-from icmixup._checks import AXES, ClassSizes, Draw, Duplicates, Mode, check_choice
+from icmixup._checks import (
+    AXES,
+    DUPLICATES,
+    MODES,
+    ClassSizes,
+    Draw,
+    Duplicates,
+    Mode,
+    check_axes,
+    check_choice,
+    check_negatives,
+    check_number,
+    check_positive,
+    check_remix,
+    check_share,
+    check_smoothing,
+    check_whole,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """Four choices, and their numbers."""
+    """One row: how inputs are mixed, what they are trained against, clean inputs, and class sizes.
+
+    Every value is validated, and so are combinations: a setting that would have no effect is an error.
+    """
 
     # How inputs are mixed.
     draw: Draw
     alpha: float = 0.2  # lam ~ Beta(alpha, alpha)
     mode: Mode = "batch"  # one lam for the batch, or one for each elem or pair
     prob: float = 1.0  # of mixing a batch at all
-    cutmix_alpha: float = 1.0  # where Mixup and CutMix take turns, CutMix's own
-    switch_prob: float = 0.5  # and how often it is CutMix
+    cutmix_alpha: float = 1.0  # of CutMix, where Mixup and CutMix alternate
+    switch_prob: float = 0.5  # of CutMix, where the two alternate
     kappa: float = 3.0  # Remix: how many times more common a class must be
     tau: float = 0.5  # Remix: how much of the pixels must be the rarer image's
     # What a mixed input is trained against: soft targets, unless axes are named.
     axes: tuple[str, ...] = ()
     negatives: tuple[str, ...] = ("pairs",)
     duplicates: Duplicates = "negative"
-    centred: bool = False  # no image may be pushed up or down as a whole
+    centred: bool = False  # the pair axis cannot shift all scores of an image
     temperature: float = 1.0
     label_smoothing: float = 0.0
-    # How much the clean input counts; RegMixup has 1.
+    # Weight of the clean input; RegMixup has 1.
     clean_weight: float = 0.0
-    joint: bool = (
-        False  # clean and mixed in one forward, as RegMixup's authors do, not in two, as this paper's do
-    )
-    # How class sizes count: not; as logit adjustment of every term, or of the clean term alone, since
+    # Clean and mixed inputs in one forward pass, as in RegMixup's code, instead of two, as in this paper's.
+    joint: bool = False
+    # How class sizes enter: not at all; as logit adjustment of every term, or of the clean term alone, since
     # Infinite Class scores are balanced already; or as weights in the Infinite Class loss.
     class_sizes: ClassSizes = "none"
     num_virtual: int = 0  # classifiers of pairs that are not in the batch
 
     def __post_init__(self) -> None:
-        check_choice("draw", self.draw, get_args(Draw))
-        check_choice("class_sizes", self.class_sizes, get_args(ClassSizes))
+        check_values(self)
+        if self.draw == "none" and self.axes:
+            raise ValueError(
+                f'axes={self.axes} contrasts mixed inputs, but draw="none" does not mix; choose another draw'
+            )
+        if self.draw == "none" and not self.clean_weight:
+            raise ValueError('draw="none" with clean_weight=0 has no loss; set clean_weight=1.0')
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if value != entry.default and not self.uses(entry.name, value):
+                raise ValueError(
+                    f"{entry.name}={value!r} has no effect with draw={self.draw!r}, axes={self.axes} and "
+                    f"negatives={self.negatives}; it needs {NEEDED[entry.name]}"
+                )
+
+    def uses(self, name: str, value: object = None) -> bool:
+        """Whether a setting has an effect in this method; of class_sizes, whether this value has."""
+        mixes = self.draw != "none"
+        contrasts_pairs = "class" in self.axes and "pairs" in self.negatives
+        sizes = {"weigh": "pair" in self.axes, "adjust-clean": self.clean_weight > 0}
+        effect = {
+            **dict.fromkeys(("alpha", "mode", "prob"), mixes),
+            **dict.fromkeys(("cutmix_alpha", "switch_prob"), self.draw == "either"),
+            **dict.fromkeys(("kappa", "tau"), self.draw == "remix"),
+            **dict.fromkeys(("duplicates", "temperature"), bool(self.axes)),
+            "negatives": "class" in self.axes,
+            "centred": "pair" in self.axes,
+            "joint": self.clean_weight > 0 and self.draw not in ("none", "manifold"),
+            "class_sizes": sizes.get(str(value), True),
+            "num_virtual": contrasts_pairs,
+        }
+        return effect.get(name, True)
+
+    def with_settings(self, **settings: object) -> Method:
+        """This method with the settings that have an effect in it, for one setting over several methods."""
+        return replace(self, **{k: v for k, v in settings.items() if self.uses(k, v)})  # type: ignore[arg-type]
+
+
+# What a setting needs to have an effect, for the error message.
+NEEDED = {
+    **dict.fromkeys(("alpha", "mode", "prob"), 'a draw other than "none"'),
+    **dict.fromkeys(("cutmix_alpha", "switch_prob"), 'draw="either"'),
+    **dict.fromkeys(("kappa", "tau"), 'draw="remix"'),
+    **dict.fromkeys(("duplicates", "temperature"), "axes"),
+    "negatives": 'axes with "class"',
+    "centred": 'axes with "pair"',
+    "joint": 'a clean_weight above 0, and a draw other than "none" or "manifold"',
+    "class_sizes": 'axes with "pair" for "weigh", and a clean_weight above 0 for "adjust-clean"',
+    "num_virtual": 'axes with "class" and negatives with "pairs"',
+}
+
+
+def check_values(method: Method) -> None:
+    """Refuse values that are wrong on their own."""
+    check_choice("draw", method.draw, get_args(Draw))
+    check_choice("mode", method.mode, MODES)
+    check_choice("duplicates", method.duplicates, DUPLICATES)
+    check_choice("class_sizes", method.class_sizes, get_args(ClassSizes))
+    check_axes(method.axes)
+    check_negatives(method.negatives)
+    for name in ("alpha", "cutmix_alpha", "temperature"):
+        check_positive(name, getattr(method, name))
+    check_share("prob", method.prob, "the probability of mixing a batch")
+    check_share("switch_prob", method.switch_prob, "the probability of CutMix")
+    check_remix(method.kappa, method.tau)
+    check_smoothing(method.label_smoothing)
+    check_number("clean_weight", method.clean_weight, 0, math.inf, "a number of at least 0")
+    check_whole("num_virtual", method.num_virtual, 0)
+    for name in ("centred", "joint"):
+        check_choice(name, getattr(method, name), (True, False))
 
 
 METHODS = {
@@ -63,7 +151,7 @@ METHODS = {
     "ic-mixup-cutmix": Method(draw="either", axes=AXES),
     "manifold": Method(draw="manifold", alpha=2.0),
     "ic-manifold": Method(draw="manifold", alpha=2.0, axes=AXES),
-    # Ours: rows of S~ have the mean 0.
+    # Ours: rows of S~ have mean 0.
     "ic-mixup-centred": Method(draw="mixup", axes=AXES, centred=True),
     "ic-mixup-cutmix-centred": Method(draw="either", axes=AXES, centred=True),
     # The paper's two extra baselines.

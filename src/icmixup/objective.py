@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from icmixup._checks import check_batch, check_counts, check_labels, check_no_empty_class
-from icmixup.hidden import hidden_modules, mix_somewhere
+from icmixup._checks import check_counts, check_label_types, check_labels, check_no_empty_class
+from icmixup.hidden import check_none_compiled, hidden_modules, mix_somewhere
+from icmixup.inputs import Inputs, call_model, first_tensor, join_batches, mix_batch
 from icmixup.loss import infinite_class_loss
 from icmixup.methods import Method, find_method
 from icmixup.pairs import (
@@ -19,45 +20,49 @@ from icmixup.pairs import (
     draw_remix,
     draw_virtual,
     leave_unmixed,
-    mix_inputs,
     mix_targets,
 )
 
 
 def training_loss(
     model: nn.Module,
-    images: Tensor,
+    images: Inputs,
     labels: Tensor,
     method: Method | str,
     class_counts: Tensor | None = None,
     *,
     generator: torch.Generator | None = None,
     hidden: tuple[nn.Module, ...] | None = None,
+    size: tuple[int, ...] | None = None,
 ) -> Tensor:
-    """One batch in, one loss out: the trainer's only contact with the method.
+    """The loss of one batch under any method.
 
     >>> loss = icm.training_loss(model, images, labels, "ic-remix", class_counts)
 
     Args:
-        model: from images to (B, C) scores.
-        images: (B, ...) floating point.
-        labels: (B,) integers, or (B, C) shares.
+        model: from images to (B, C) scores, or to an output with `logits`.
+        images: (B, ...) floating point; or a tuple, passed as model(*images), or a dict, passed as
+            model(**images). Every tensor in them is mixed. Integers, such as token ids, can only be mixed at
+            a hidden layer (draw="manifold").
+        labels: (B,) integers, or (B, C) class shares.
         method: a Method, or a name of METHODS.
-        class_counts: (C,) training images of each class; needed where class sizes count.
+        class_counts: (C,) training images of each class; required if the method depends on class sizes.
         generator: source of all randomness.
-        hidden: the modules at which Manifold Mixup may mix; found in the model if not given.
+        hidden: the modules at which Manifold Mixup may mix; found in the model by default.
+        size: last dimensions of the images that a box of CutMix spans; by default all behind the channels.
+            For example (T,) for signals (B, T), and (F, T) for spectrograms (B, F, T) without channels.
+
+    Returns:
+        Scalar.
     """
     method = find_method(method) if isinstance(method, str) else method
-    check_batch(labels)
+    check_label_types(labels)
+    needs_class_counts(method, class_counts)
     if class_counts is not None:
-        class_counts = check_counts(class_counts, images.device)
-    elif method.draw == "remix" or method.class_sizes != "none":
-        raise ValueError(
-            "this method counts class sizes; pass class_counts, (C,) training images of each class"
-        )
+        class_counts = check_counts(class_counts, first_tensor(images).device)
     if method.draw == "none":
-        return clean_loss(model(images), labels, method, class_counts) * method.clean_weight
-    pairs = draw_pairs(images, labels, method, class_counts, generator)
+        return clean_loss(call_model(model, images), labels, method, class_counts) * method.clean_weight
+    pairs = draw_pairs(images, labels, method, class_counts, generator, size)
     clean, mixed = forward(model, images, pairs, method, generator, hidden)
     targets = mix_targets(labels, pairs, mixed.shape[1], label_smoothing=method.label_smoothing)
     loss = mixed_loss(mixed, targets, method, class_counts, generator)
@@ -66,15 +71,24 @@ def training_loss(
     return loss
 
 
+def needs_class_counts(method: Method, class_counts: Tensor | None) -> None:
+    if class_counts is None and (method.draw == "remix" or method.class_sizes != "none"):
+        raise ValueError(
+            "this method depends on class sizes; pass class_counts, (C,) training images of each class"
+        )
+
+
 def draw_pairs(
-    images: Tensor,
+    images: Inputs,
     labels: Tensor,
     method: Method,
     class_counts: Tensor | None,
     generator: torch.Generator | None = None,
+    size: tuple[int, ...] | None = None,
 ) -> Pairs:
-    """Whom to mix, and how much, the method's way."""
-    size = tuple(images.shape[2:])
+    """Partners and mixing weights, as the method draws them."""
+    if size is None:
+        size = tuple(first_tensor(images).shape[2:])
     if method.draw == "remix":
         assert class_counts is not None
         pairs = draw_remix(
@@ -105,7 +119,7 @@ def draw_pairs(
 
 def forward(
     model: nn.Module,
-    images: Tensor,
+    images: Inputs,
     pairs: Pairs,
     method: Method,
     generator: torch.Generator | None,
@@ -113,16 +127,18 @@ def forward(
 ) -> tuple[Tensor | None, Tensor]:
     """(B, C) scores of the clean images, if they count, and of the mixed ones."""
     if method.draw == "manifold":
-        with mix_somewhere(hidden_modules(model) if hidden is None else hidden, pairs, generator):
-            mixed = model(images)
-        return (model(images) if method.clean_weight else None), mixed
-    inputs = mix_inputs(images, pairs)
+        modules = hidden_modules(model, images) if hidden is None else hidden
+        check_none_compiled(model, modules)
+        with mix_somewhere(modules, pairs, generator):
+            mixed = call_model(model, images)
+        return (call_model(model, images) if method.clean_weight else None), mixed
+    inputs = mix_batch(images, pairs)
     if not method.clean_weight:
-        return None, model(inputs)
+        return None, call_model(model, inputs)
     if method.joint:
-        clean, mixed = model(torch.cat([images, inputs])).chunk(2)
+        clean, mixed = call_model(model, join_batches(images, inputs)).chunk(2)
         return clean, mixed
-    return model(images), model(inputs)
+    return call_model(model, images), call_model(model, inputs)
 
 
 def clean_loss(scores: Tensor, labels: Tensor, method: Method, class_counts: Tensor | None) -> Tensor:
@@ -130,7 +146,7 @@ def clean_loss(scores: Tensor, labels: Tensor, method: Method, class_counts: Ten
     if labels.dim() == 2:
         labels = class_shares(labels, scores.shape[1], scores.dtype)
     else:
-        # Torch would skip the label -100 without a word.
+        # Torch would silently skip labels of -100.
         check_labels(labels, scores.shape[1])
         labels = labels.long()
     return F.cross_entropy(

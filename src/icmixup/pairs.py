@@ -22,12 +22,19 @@ from icmixup._checks import (
     check_classes,
     check_counts,
     check_fits,
+    check_label_types,
     check_labels,
     check_lam,
     check_no_empty_class,
     check_partner,
     check_positive,
+    check_remix,
+    check_share,
+    check_shares,
+    check_size,
+    check_smoothing,
     check_some_size,
+    check_whole,
 )
 
 
@@ -53,11 +60,13 @@ def draw_mixup(
     Args:
         labels: (B,) or (B, C), used for its length and device only.
         alpha: 0.2 leaves most images nearly pure; 20 mixes nearly half and half.
-        mode: one lam for the "batch" (the paper's numbers were made so), one for each "elem", or one for each
-            "pair" of images that have each other as partner.
+        mode: one lam for the "batch" (as for the paper's numbers), one for each "elem", or one for each
+            "pair" of images that are each other's partner.
         generator: source of all randomness; the draws happen on its device.
         partner: (B,) int64 to use instead of a random one.
         lam: () or (B,) in [0, 1] to use instead of drawing from alpha.
+
+    Values of partner and lam are checked on the CPU only: on a GPU the host would have to wait.
     """
     check_batch(labels)
     check_choice("mode", mode, MODES)
@@ -67,7 +76,7 @@ def draw_mixup(
     if lam is not None:
         lam = check_lam(lam, labels)
     else:
-        check_positive("alpha", alpha)
+        check_positive("alpha", alpha, "; to disable mixing pass lam=1.0")
         lam = spread(draw_beta(alpha, draws(labels, mode), labels.device, generator), partner, mode)
     return Pairs(partner, lam, lam)
 
@@ -92,9 +101,11 @@ def draw_remix(
     Args:
         labels: (B,) integers, or (B, C) shares, whose size is then the expected class size.
         class_counts: (C,) training images of each class, on any device.
-        kappa: how many times more common a class must be to give its label away.
-        tau: the label moves only if the rarer image keeps more than 1 - tau of the pixels.
+        kappa: how many times more common a class must be to lose its label; at least 1.
+        tau: the label moves only if the rarer image keeps more than 1 - tau of the pixels; in [0, 1].
     """
+    check_remix(kappa, tau)
+    check_label_types(labels)
     check_no_empty_class(class_counts)
     counts = check_counts(class_counts, labels.device)
     pairs = draw_mixup(labels, alpha, mode=mode, generator=generator, partner=partner, lam=lam)
@@ -103,6 +114,7 @@ def draw_remix(
         size = counts[labels.long()]
     else:
         check_classes("labels", labels, len(counts))
+        check_shares("labels", labels)
         size = labels.float() @ counts
     times_commoner = size / size[pairs.partner]
     to_partner = (times_commoner >= kappa) & (pairs.lam < tau)
@@ -123,11 +135,11 @@ def draw_cutmix(
     """Pairs for CutMix: a box of the partner is pasted over each image.
 
     Args:
-        size: of the images behind their channels: (H, W), or (T,) for a signal, or (D, H, W) for a volume.
+        size: last dimensions of the images, which the box spans: (H, W), or (T,) for a signal, or (D, H, W)
+            for a volume.
         mode: as for Mixup; in "batch" mode all images lose the same box.
     """
-    if not size or min(size) < 1:
-        raise ValueError(f"size must be that of the images behind their channels, as (32, 32), got {size}")
+    check_size(size)
     pairs = draw_mixup(labels, alpha, mode=mode, generator=generator, partner=partner, lam=lam)
     half = (1 - pairs.lam[:, None]) ** (1 / len(size)) / 2
     centre = draw_uniform((draws(labels, mode), len(size)), labels.device, generator)
@@ -154,14 +166,13 @@ def draw_either(
     partner: Tensor | None = None,
     lam: Tensor | float | None = None,
 ) -> Pairs:
-    """Pairs for Mixup or CutMix by turns: one coin for the batch, or one for each pair.
+    """Pairs for Mixup or CutMix, chosen at random for the batch, or for each pair.
 
     Args:
-        alpha: of Mixup; `cutmix_alpha` is CutMix's.
+        alpha: of Mixup; `cutmix_alpha` is that of CutMix.
         switch_prob: probability of CutMix, as in timm.
     """
-    if not 0 <= switch_prob <= 1:
-        raise ValueError(f"switch_prob is the probability of CutMix, from 0 to 1, got {switch_prob}")
+    check_share("switch_prob", switch_prob, "the probability of CutMix")
     blend = draw_mixup(labels, alpha, mode=mode, generator=generator, partner=partner, lam=lam)
     boxes = draw_cutmix(
         labels, cutmix_alpha, size, mode=mode, generator=generator, partner=blend.partner, lam=lam
@@ -179,7 +190,7 @@ def draw_virtual(
 ) -> Tensor:
     """Targets of pairs that are not in the batch: two classes, drawn by size, and lam ~ Beta(alpha, alpha).
 
-    A classifier needs no image, only a row of Y~, so the class axis can tell each image from these too.
+    A classifier needs no image, only a row of Y~, so the class axis can contrast each image with these too.
 
     Args:
         class_counts: (C,) training images of each class.
@@ -188,8 +199,7 @@ def draw_virtual(
         (number, C) class shares, on the device of class_counts.
     """
     check_positive("alpha", alpha)
-    if number < 1:
-        raise ValueError(f"number of virtual classifiers must be at least 1, got {number}")
+    check_whole("number", number, 1)
     counts = check_counts(class_counts, class_counts.device)
     check_some_size(counts)
     # By the inverse of the cumulative sizes: torch.multinomial would wait for the device.
@@ -200,10 +210,15 @@ def draw_virtual(
     return torch.lerp(F.one_hot(second, len(counts)).float(), F.one_hot(first, len(counts)).float(), lam)
 
 
+def unmixed(labels: Tensor) -> Pairs:
+    """Pairs that change nothing: every image keeps all of its pixels and of its label."""
+    whole = torch.ones(len(labels), device=labels.device)
+    return Pairs(torch.arange(len(labels), device=labels.device), whole, whole)
+
+
 def leave_unmixed(pairs: Pairs, prob: float, generator: torch.Generator | None = None) -> Pairs:
-    """The pairs, mixed with probability `prob`: else every image of the batch stays pure (lam = 1)."""
-    if not 0 <= prob <= 1:
-        raise ValueError(f"prob is the probability of mixing a batch, from 0 to 1, got {prob}")
+    """The pairs with probability `prob`; otherwise no image of the batch is mixed (lam = 1)."""
+    check_share("prob", prob, "the probability of mixing a batch")
     pure = draw_uniform((1,), pairs.lam.device, generator) >= prob
     weight = torch.where(like_inputs(pure, pairs.weight), 1.0, pairs.weight)
     return pairs._replace(weight=weight, lam=torch.where(pure, 1.0, pairs.lam))
@@ -212,7 +227,9 @@ def leave_unmixed(pairs: Pairs, prob: float, generator: torch.Generator | None =
 def mix_inputs(images: Tensor, pairs: Pairs) -> Tensor:
     """x~ = lam x_a + (1 - lam) x_b  (Eq. 1, left), (B, ...) in and out, of any shape behind B."""
     if not images.is_floating_point():
-        raise ValueError(f"images are {images.dtype}; mixing needs floating point: images.float() / 255, say")
+        raise ValueError(
+            f"images have dtype {images.dtype}; mixing needs floating point, for example images.float() / 255"
+        )
     if len(images) != len(pairs.partner):
         raise ValueError(f"{len(images)} images but {len(pairs.partner)} pairs; draw the pairs of this batch")
     weight = like_inputs(pairs.weight, images).to(images.dtype)
@@ -235,8 +252,7 @@ def mix_targets(
     """
     if len(labels) != len(pairs.partner):
         raise ValueError(f"{len(labels)} labels but {len(pairs.partner)} pairs; draw the pairs of this batch")
-    if not 0 <= label_smoothing < 1:
-        raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
+    check_smoothing(label_smoothing)
     shares = class_shares(labels, num_classes, pairs.lam.dtype)
     if label_smoothing:
         shares = shares * (1 - label_smoothing) + label_smoothing / shares.shape[1]
@@ -244,7 +260,7 @@ def mix_targets(
 
 
 def mixed_accuracy(scores: Tensor, targets: Tensor) -> Tensor:
-    """Train accuracy that means something under mixing: how much of the label the top class is right about.
+    """Training accuracy under mixing: the share of the label that the class with the highest score has.
 
     For integer labels it is the mean of lam [top = y_a] + (1 - lam) [top = y_b]. The best possible value is
     mean(max(lam, 1 - lam)), not 1.
@@ -254,7 +270,10 @@ def mixed_accuracy(scores: Tensor, targets: Tensor) -> Tensor:
         targets: (B, C) class shares, as from mix_targets.
     """
     if scores.shape != targets.shape:
-        raise ValueError(f"scores are {tuple(scores.shape)} but targets are {tuple(targets.shape)}")
+        raise ValueError(
+            f"scores have shape {tuple(scores.shape)} but targets have shape {tuple(targets.shape)}; "
+            "expected (B, C) for both"
+        )
     return targets.gather(1, scores.argmax(dim=1, keepdim=True)).mean()
 
 
@@ -263,24 +282,26 @@ def class_shares(labels: Tensor, num_classes: int | None, dtype: torch.dtype) ->
     if labels.dim() == 2:
         if num_classes is not None:
             check_classes("labels", labels, num_classes)
+        check_shares("labels", labels)
         return labels.to(dtype)
-    if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex():
-        raise ValueError(
-            f"labels are {labels.dtype} of shape {tuple(labels.shape)}; wanted (B,) integers or (B, C) shares"
-        )
+    check_label_types(labels)
     if num_classes is None:
-        raise ValueError("num_classes is needed for integer labels: a batch may lack the last classes")
+        raise ValueError(
+            "num_classes is required for integer labels: a batch may not contain the last classes"
+        )
     check_labels(labels, num_classes)
     return F.one_hot(labels.long(), num_classes).to(dtype)
 
 
 def like_inputs(weight: Tensor, inputs: Tensor) -> Tensor:
-    """(B, ...) weight with as many dims as the inputs have."""
-    return weight.reshape(weight.shape + (1,) * (inputs.dim() - weight.dim()))
+    """(B,) or (B, 1, *size) weight with as many dims as the inputs have: boxes span their last dims."""
+    size = weight.shape[2:]
+    ones = (1,) * (inputs.dim() - 1 - len(size))
+    return weight.reshape(*weight.shape[:1], *ones, *size)
 
 
 def draws(labels: Tensor, mode: Mode) -> int:
-    """How many independent draws a mode makes for a batch."""
+    """Number of independent draws that a mode makes for a batch."""
     return 1 if mode == "batch" else len(labels)
 
 
@@ -294,10 +315,10 @@ def spread(drawn: Tensor, partner: Tensor, mode: Mode) -> Tensor:
 
 
 def draw_beta(alpha: float, number: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """(number,) float32 samples of Beta(alpha, alpha), right for any alpha.
+    """(number,) float32 samples of Beta(alpha, alpha), for any positive alpha.
 
-    Gamma(a) is Gamma(a + 1) U^(1 / a). In logarithms nothing underflows, however small alpha is, and
-    lam = g / (g + g') is the sigmoid of their difference.
+    Gamma(a) is Gamma(a + 1) U^(1 / a). Logarithms do not underflow for small alpha, and lam = g / (g + g') is
+    the sigmoid of their difference.
     """
     place = generator.device if generator is not None else device
     shape = torch.full((2, number), alpha + 1.0, device=place, dtype=torch.float64)
@@ -318,7 +339,7 @@ def draw_uniform(
 
 
 def draw_partner(labels: Tensor, mode: Mode, generator: torch.Generator | None) -> Tensor:
-    """A random partner for each image; in "pair" mode partners have each other (an odd one out, itself)."""
+    """A random partner for each image; in "pair" mode partners are mutual, and an odd one has itself."""
     # Sorting noise is a random permutation that never waits for the device, as randperm may.
     order = draw_uniform((len(labels),), labels.device, generator, torch.float64).argsort()
     if mode != "pair":

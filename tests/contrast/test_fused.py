@@ -494,3 +494,14 @@ def test_without_a_gpu_the_error_says_what_to_install(monkeypatch: pytest.Monkey
 def test_float64_scores_are_an_error() -> None:
     with pytest.raises(ValueError, match="float64"):
         fused(torch.randn(3, 2, dtype=torch.float64, device=DEVICE), mixed_targets(3, 2).to(DEVICE))
+
+
+def test_second_derivatives_of_the_kernels_are_an_error() -> None:
+    scores = torch.randn(6, 5, device=DEVICE, requires_grad=True)
+    targets = torch.rand(6, 5, device=DEVICE).softmax(dim=1)
+    rows, columns = fused(scores, targets)
+    assert rows is not None
+    assert columns is not None
+    (gradient,) = torch.autograd.grad(rows.sum() + columns.sum(), scores, create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivatives of the fused form are not implemented"):
+        (gradient.square().sum() + scores.sum()).backward()

@@ -26,10 +26,17 @@ CHUNKED_ENTRIES = 2**27
 
 def choose(request: Request, fused: Fused = "auto") -> Callable[[Request], Losses]:
     """Choose the form for a request: the one that `fused` asks for, or the fastest whose memory suffices."""
+    scores, classifiers = request.scores, request.targets
+    # The other two forms have gradients of scores only.
+    plain_only = classifiers.requires_grad and torch.is_grad_enabled()
+    if fused is True and plain_only:
+        raise ValueError(
+            "targets require a gradient, which fused=True does not compute; "
+            'use fused="auto" or fused=False, or detach the targets'
+        )
     if fused is True:
         return contrast_fused
-    scores, classifiers = request.scores, request.targets
-    if fused is False or classifiers.requires_grad:  # the other two forms have gradients of scores only
+    if fused is False or plain_only:
         return contrast_plain
     entries = (len(scores), len(classifiers))
     if prefer_fused(*entries, scores.shape[1], scores.device) and scores.dtype == torch.float32:

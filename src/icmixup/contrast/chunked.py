@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from icmixup._first_order import first_order_only
 from icmixup.contrast.request import Losses, Request
 
 CHUNK_ELEMENTS = 2**23  # of S~ held at a time; 32 MB in float32
@@ -75,6 +76,13 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, row_grad: Tensor, column_grad: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.no_grad():
+            grad = _Chunked.gradient(ctx, row_grad, column_grad)
+        return None, first_order_only(grad, "the chunked form"), *(None,) * (len(Request._fields) - 1)
+
+    @staticmethod
+    def gradient(ctx: Any, row_grad: Tensor, column_grad: Tensor) -> Tensor:
+        """(R, C) gradient of the scores."""
         tensors, sums = ctx.saved_tensors[: len(TENSORS)], ctx.saved_tensors[len(TENSORS) :]
         by_row, by_column = (Sums(*sums[:2]), Sums(*sums[2:4])), (Sums(*sums[4:6]), Sums(*sums[6:]))
         request: Request = ctx.options._replace(**dict(zip(TENSORS, tensors, strict=True)))
@@ -89,7 +97,7 @@ class _Chunked(torch.autograd.Function):
             if request.columns:
                 mixed_grad[:, :num_matched] += column_grad * _slope(_matched(chunk, num_matched), *by_column)
             grad[here] = _product(mixed_grad, request.targets)
-        return None, grad.to(scores.dtype), *(None,) * (len(Request._fields) - 1)
+        return grad.to(scores.dtype)
 
 
 def _no_tensors() -> dict[str, Any]:

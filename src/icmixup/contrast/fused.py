@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from icmixup._checks import Duplicates
+from icmixup._first_order import first_order_only
 from icmixup.contrast.request import Losses, Request
 
 if TYPE_CHECKING:
@@ -252,7 +253,7 @@ def _gradient(
     ctx: Any, row_grad: Tensor | None, column_grad: Tensor | None, *_: Any
 ) -> tuple[Tensor | None, ...]:
     args = BackwardArgs(row_grad, column_grad, *ctx.saved_tensors, *ctx.options)
-    gradient = torch.ops.icmixup.contrast_fused_backward(*args)
+    gradient = first_order_only(torch.ops.icmixup.contrast_fused_backward(*args), "the fused form")
     return gradient, *(None,) * (len(ForwardArgs._fields) - 1)
 
 

@@ -146,13 +146,17 @@ def make_plan(flags: CompareFlags, named: tuple[str, ...]) -> Plan:
     """Load the data, and choose what depends on it."""
     from icmixup.lab.cli.data import load_data
     from icmixup.lab.comparison.compare import default_methods, pick_baseline
+    from icmixup.lab.models import find_builder
     from icmixup.lab.sweep.local import count_workers
+    from icmixup.lab.training.loop import check_sizes
     from icmixup.lab.training.ranks import pick_device
 
     recipe, execution = flags.shared_recipe(), flags.execution()
     seeds = flags.seed_range()
     pick_device(execution.device)  # before anything is loaded
+    find_builder(recipe.model)  # a mistyped name is reported before the data is read
     data = load_data(recipe, execution.data_dir)
+    check_sizes(recipe, data)
     methods = named or default_methods(data.class_counts)
     concurrent = count_workers(len(methods) * len(seeds), execution.device, execution.workers)
     execution = dataclasses.replace(execution, dataset=data)
@@ -280,7 +284,7 @@ def check_compare(flags: CompareFlags) -> tuple[str, ...]:
     if flags.name is not None:
         comparison_folder(flags.out, flags.name)
     named = flags.named_methods()
-    if named:
+    if flags.methods:
         pick_baseline(check_methods(named), flags.baseline)
     return named
 
@@ -316,4 +320,6 @@ def report(comparison: Comparison, folder: Path, runs: Path, class_counts: Seque
     print_note(f"written to {folder}: " + ", ".join(path.name for path in paths))
     if not comparison.rows:
         raise ValueError(comparison.verdict)
-    return 0
+    for failure in comparison.failures:
+        print_note(f"icmixup: {failure.method} seed {failure.seed} has no result: {failure.reason}")
+    return 1 if comparison.failures else 0

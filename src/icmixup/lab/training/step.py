@@ -152,8 +152,9 @@ def make_step(learner: Learner, recipe: Recipe, method: Method, dataset: Dataset
     class_counts = dataset.class_counts.to(device, torch.float32)
     dtype = autocast_dtype(recipe, device)
     weights = list(learner.model.parameters())
-    # Read from the plain module: the wrapper for several ranks does not forward attributes.
-    hidden = hidden_modules(learner.model) if method.draw == "manifold" else None
+    # Found before the first step, since a step that is captured in a CUDA graph cannot look for them.
+    sample = torch.addcmul(shift, dataset.train.images[:8], scale)
+    hidden = hidden_modules(learner.model, sample) if method.draw == "manifold" else None
 
     def step(images: Tensor, labels: Tensor, lr: Tensor, whole: bool) -> Tensor:
         learner.lr.copy_(lr)
