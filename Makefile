@@ -2,11 +2,13 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN = $(VENV)/bin
-# Real timm and torchvision bring several gigabytes, so their environment lives outside the checkout and is reused.
-INTEGRATIONS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/icmixup/integrations
+# Other frameworks bring a torch of several gigabytes, so their environments live outside the checkout and are reused.
+CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/icmixup
+INTEGRATIONS ?= $(CACHE)/integrations
+OLDEST ?= $(CACHE)/oldest
 WORKERS ?= 2
 
-.PHONY: demo test check format mutants test-integrations clean
+.PHONY: demo test check format mutants test-integrations test-integrations-oldest test-floor docs dist clean
 
 demo: $(VENV)/ready  ## compare eight methods on long-tailed digits, three seeds each
 	$(BIN)/icmixup compare digits --per-class 100 --imbalance 0.01 --seeds 3 --out runs/demo \
@@ -28,19 +30,43 @@ format: $(VENV)/ready
 mutants: $(VENV)/ready  ## break the library on purpose, one line at a time: a test must notice each
 	OMP_NUM_THREADS=1 $(BIN)/python tools/mutate.py
 
-test-integrations: $(INTEGRATIONS)/ready  ## against the real timm and torchvision
+test-integrations: $(INTEGRATIONS)/ready  ## against the newest timm, torchvision, Lightning, Transformers and fastai
 	PYTHONPATH=src OMP_NUM_THREADS=2 $(INTEGRATIONS)/bin/python -m pytest tests/integrations
+
+test-integrations-oldest: $(OLDEST)/ready  ## against the oldest versions that we support
+	PYTHONPATH=src OMP_NUM_THREADS=2 $(OLDEST)/bin/python -m pytest tests/integrations
+
+test-floor: $(OLDEST)/ready  ## the library's tests with torch 2.6, the lower bound that we declare
+	PYTHONPATH=src OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest tests --ignore tests/lab --ignore tests/docs \
+	    --ignore tests/tools --ignore tests/integrations
+
+docs: $(VENV)/ready  ## the documentation site in build/site: warnings are errors, the tutorial runs, links are checked
+	$(BIN)/python -m sphinx -W --keep-going -q docs build/site
+	$(BIN)/python tools/check_site.py build/site
+
+dist: $(VENV)/ready  ## wheel and sdist in dist/, checked, and the wheel tried in an environment with torch alone
+	rm -rf dist build/clean
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python tools/check_dist.py dist
+	$(PYTHON) -m venv build/clean
+	build/clean/bin/python -m pip install --quiet --constraint constraints.txt dist/*.whl
+	cd build/clean && bin/python -W error ../../tools/smoke.py
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[lab,hub,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[lab,hub,dev,docs]'
 	touch $@
 
-$(INTEGRATIONS)/ready: pyproject.toml
+$(INTEGRATIONS)/ready: tools/integrations.txt
 	$(PYTHON) -m venv $(INTEGRATIONS)
-	$(INTEGRATIONS)/bin/python -m pip install --quiet 'timm>=1.0' torchvision pytest
-	$(INTEGRATIONS)/bin/python -m pip install --quiet '.[lab]'
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --upgrade --requirement tools/integrations.txt
+	touch $@
+
+$(OLDEST)/ready: tools/integrations.txt tools/oldest.txt
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --requirement tools/integrations.txt --constraint tools/oldest.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,7 +6,11 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+# Code of these runs with the real framework, by make test-integrations.
+FRAMEWORK_GUIDES = [page for page in (ROOT / "docs" / "guides").glob("*.md") if page.stem != "pytorch"]
+# A block of the tutorial is a cell of a notebook, which also runs when the site is built.
+PYTHON = ("python", "{code-cell} python")
 README = ROOT / "README.md"
 PAPER, CARDS, FINDINGS, SPEED, ARCHITECTURE, LOG = (
     ROOT / "docs" / f"{name}.md" for name in ("paper", "methods", "findings", "speed", "architecture", "log")

@@ -12,17 +12,34 @@ from pathlib import Path
 
 import pytest
 import torch
-from pages import ARCHITECTURE, CARDS, PAGES, PAPER, README, ROOT, blocks, page_name, rows, section
+from pages import (
+    ARCHITECTURE,
+    CARDS,
+    FRAMEWORK_GUIDES,
+    PAGES,
+    PAPER,
+    PYTHON,
+    README,
+    ROOT,
+    blocks,
+    page_name,
+    rows,
+    section,
+)
 
 from icmixup import METHODS, Method
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=page_name)
+def pages_with_code() -> list[Path]:
+    return [page for page in PAGES if blocks(page, *PYTHON) and page not in FRAMEWORK_GUIDES]
+
+
+@pytest.mark.parametrize("page", pages_with_code(), ids=page_name)
 def test_code_of_a_page_runs_from_top_to_bottom(page: Path) -> None:
     namespace: dict[str, object] = {"__name__": "docs"}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        for line, source in blocks(page, "python"):
+        for line, source in blocks(page, *PYTHON):
             # Blank lines in front, so that a traceback names the page's own line.
             exec(compile("\n" * line + source, str(page), "exec"), namespace)
 

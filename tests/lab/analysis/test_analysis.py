@@ -307,7 +307,7 @@ def test_folders_that_are_not_finished_runs_are_rejected(
     (half / "log.jsonl").write_text('{"epoch": 1}\n')
     rejected(half, "half is unfinished after 1 of 2 epochs")
     (half / "result.json").write_bytes((folders[0] / "result.json").read_bytes())
-    rejected(half, "half has no weights to analyse: there is no checkpoint.pt")
+    rejected(half, "half has no weights: there is no checkpoint.pt")
     recipe = dataclasses.replace(TINY, dataset=str(tmp_path / "gone"))
     (half / "recipe.json").write_text(json.dumps(recipe.fields()))
     rejected(half, "half was trained on .*gone, which cannot be loaded: .*--data-dir")

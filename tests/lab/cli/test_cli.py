@@ -20,8 +20,9 @@ import pytest
 import torch
 
 from icmixup.lab.cli import COMMANDS, compare, explain, main, parse
-from icmixup.lab.cli.compare import CompareFlags, default_recipe
+from icmixup.lab.cli.compare import CompareFlags
 from icmixup.lab.cli.data import last_batch_warning
+from icmixup.lab.cli.shared import default_recipe
 from icmixup.lab.training.recipe import QUICK, RECIPES, Recipe
 
 TINY = ("--per-class", "20", "--epochs", "1")
@@ -52,18 +53,21 @@ def test_compare_prints_a_table_and_writes_three_files(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     for text in ("accuracy %", "against mixup", "[95 % interval]", "NLL", "baseline", "Verdict: "):
         assert text in done.stdout
-    assert "recipe quick: small-cnn, 1 epoch of 200 images" in done.stderr
+    assert "images:       200 for training, 599 for testing (a third of each class held out)" in done.stderr
+    assert "erm mixup ic-mixup; 2 seeds each" in done.stderr
     assert "[6/6] " in done.stderr
     assert "ic-mixup seed 1: accuracy" in done.stderr
     assert "seed 1: accuracy" not in done.stdout
-    stored = json.loads((tmp_path / "runs" / "comparison.json").read_text())
+    (folder,) = (path.parent for path in (tmp_path / "runs").glob("*/comparison.json"))
+    stored = json.loads((folder / "comparison.json").read_text())
+    assert (stored["overview"]["classes"], stored["overview"]["train_images"]) == (10, 200)
     assert {name: len(entry["accuracies"]) for name, entry in stored["methods"].items()} == {
         "erm": 2,
         "mixup": 2,
         "ic-mixup": 2,
     }
-    assert (tmp_path / "runs" / "comparison.csv").read_text().count("\n") == 7
-    assert (tmp_path / "runs" / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "comparison.csv").read_text().count("\n") == 7
+    assert (folder / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_train_prints_one_line_with_its_folder(here: Path, capsys: pytest.CaptureFixture[str]):
@@ -176,7 +180,8 @@ def test_after_an_interrupt_the_same_command_resumes(sent: signal.Signals, tmp_p
         time.sleep(0.02)
     process.send_signal(sent)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 128 + sent
+    assert "Traceback" not in errors
     assert errors.splitlines()[-1] == "icmixup: interrupted; run the same command again to resume"
     again = subprocess.run(args, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert again.returncode == 0, again.stderr
@@ -216,7 +221,8 @@ def test_under_torchrun_only_one_rank_prints(tmp_path: Path):
 
 @pytest.mark.parametrize("start", RECIPES)
 def test_every_field_of_a_recipe_is_a_flag(start: str):
-    assert parse(["train", "--recipe", start], "quick", start).run_recipe() == RECIPES[start]
+    wanted = dataclasses.replace(RECIPES[start], dataset="digits")
+    assert parse(["train", "digits", "--recipe", start], start).run_recipe() == wanted
     text = help_of("train")
     for field in dataclasses.fields(Recipe):
         assert f"--{field.name.replace('_', '-')}" in text
@@ -240,8 +246,9 @@ def help_of(command: str) -> str:
 def parse_compare(args: list[str]) -> tuple[CompareFlags, str]:
     """The flags of a comparison and its recipe, as the command finds them."""
     given: str | None = args[args.index("--recipe") + 1] if "--recipe" in args else None
-    start = given or default_recipe(parse(["compare", *args], "quick", "paper"))
-    return parse(["compare", *args], start, "paper"), start
+    flags = parse(["compare", *args], "quick")
+    start = given or default_recipe(flags.dataset, flags.where.device)
+    return parse(["compare", *args], start), start
 
 
 # What version 0.1.0 had: users have these in scripts. New flags are added here, none disappears.
@@ -259,6 +266,8 @@ FLAGS = {
         precision compile graph eval-every""",
     "paper": """run-missing seeds only compile engine address workers device json markdown latex write results
         out data-dir debug""",
+    "predict": "to device debug",
+    "export": "to debug",
     "analyse": "out data-dir image-seed device debug",
     "data": "data-dir debug",
 }

@@ -125,6 +125,17 @@ def test_a_lead_over_the_baseline_alone_does_not_make_a_method_best():
     assert best_group(found) == ["ic-mixup", "balanced-mixup"]
 
 
+def test_an_interval_without_zero_that_is_not_clear_among_many_methods_says_so():
+    others = {name.replace("-", "_"): [80.0, 83.0, 77.0] for name in ("erm", "remix", "cutmix", "regmixup")}
+    found = compare_made(**others, mixup=[80.0, 80.4, 79.9], ic_mixup=[82.3, 83.0, 81.2])
+    best = found.standings[0]
+    assert best.difference is not None
+    assert best.difference.excludes_zero
+    assert not best.difference.clear
+    assert "against mixup" in found.verdict
+    assert "ic-mixup is best" not in found.verdict
+
+
 def test_verdict_reports_no_clear_difference_if_nothing_is_clear():
     found = compare_made(mixup=[70.0, 73.0, 72.0], ic_mixup=[72.0, 71.0, 73.5], erm=[71.0, 70.0, 74.0])
     assert found.verdict.startswith("no clear difference: ic-mixup has the highest accuracy, 72.2 %")

@@ -27,8 +27,9 @@ from icmixup.lab.datasets import (
     measure_statistics,
 )
 from icmixup.lab.datasets.cifar import LAYOUTS
-from icmixup.lab.datasets.download import Archive, download, fetch_archive, read_pickle
+from icmixup.lab.datasets.download import Archive, download, fetch_archive
 from icmixup.lab.datasets.inspect import check_dataset, list_datasets
+from icmixup.lab.datasets.pickles import read_pickle
 
 
 class FakeImages:

@@ -12,6 +12,7 @@ import pytest
 
 from icmixup.lab.paper.render import results_page
 from icmixup.lab.paper.results import (
+    ADDED,
     COLUMNS,
     METRICS,
     PROVENANCE,
@@ -274,7 +275,9 @@ def test_imbalances_of_100_and_0_01_are_the_same_experiment() -> None:
 
 
 def test_columns_are_recipe_fields_metrics_and_provenance_without_repetition() -> None:
-    assert len(set(COLUMNS)) == len(COLUMNS) == len(RECIPE_COLUMNS) + len(METRICS) + len(PROVENANCE)
+    assert (
+        len(set(COLUMNS)) == len(COLUMNS) == len(RECIPE_COLUMNS) + len(METRICS) + len(PROVENANCE) + len(ADDED)
+    )
 
 
 def test_the_committed_page_matches_the_committed_rows() -> None:
@@ -282,3 +285,18 @@ def test_the_committed_page_matches_the_committed_rows() -> None:
     results = read_rows(ROOT / "results" / "runs.csv")
     assert not results.damaged
     assert page.read_text() == results_page(results), "run `icmixup paper --write`"
+
+
+def test_a_file_without_the_added_columns_can_still_be_read_and_appended_to(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    old = [name for name in COLUMNS if name not in ADDED]
+    path.write_text(",".join(old) + "\n")
+    row = dict.fromkeys((*METRICS, *PROVENANCE), 1.0) | {"fingerprint": "0123456789ab", "brier_score": 0.5}
+    recipe = Recipe()
+    append_rows(path, [(recipe, row)])
+    (result,) = read_rows(path).rows
+    assert result.numbers["fingerprint"] is None
+    fresh = tmp_path / "fresh.csv"
+    append_rows(fresh, [(recipe, row)])
+    (result,) = read_rows(fresh).rows
+    assert (result.numbers["fingerprint"], result.numbers["brier_score"]) == ("0123456789ab", 0.5)

@@ -227,3 +227,49 @@ def test_autocast_scores_are_close_and_returned_as_float32() -> None:
     assert autocast.dtype == torch.float32
     torch.testing.assert_close(autocast, exact, rtol=0.1, atol=0.05)
     assert not torch.equal(autocast, exact)
+
+
+# Metrics of probabilities and of confidence
+
+
+def test_the_brier_score_is_a_loop_over_images_and_classes() -> None:
+    scores, labels = random_scores()
+    total = 0.0
+    for row, label in zip(scores.double().softmax(dim=1).tolist(), labels.tolist(), strict=True):
+        total += sum((p - (c == label)) ** 2 for c, p in enumerate(row))
+    assert evaluate(scores, labels, torch.full((C,), 50))["brier_score"] == pytest.approx(total / len(labels))
+
+
+def test_adaptive_bins_have_equally_many_images() -> None:
+    """Of 45 images, each of 15 bins has 3; the gap of a bin counts by its images."""
+    scores, labels = random_scores(n=45)
+    probabilities = scores.double().softmax(dim=1)
+    images = sorted(
+        (max(row), int(row.index(max(row)) == label))
+        for row, label in zip(probabilities.tolist(), labels.tolist(), strict=True)
+    )
+    gaps = [abs(sum(p - right for p, right in images[k : k + 3])) for k in range(0, 45, 3)]
+    found = evaluate(scores, labels, torch.full((C,), 50))["adaptive_calibration_error"]
+    assert found == pytest.approx(100 * sum(gaps) / 45)
+
+
+def test_risk_and_coverage_follow_the_images_in_order_of_confidence() -> None:
+    scores, labels = random_scores()
+    confidence, top = scores.double().softmax(dim=1).max(dim=1)
+    order = sorted(range(len(labels)), key=lambda k: -confidence[k].item())
+    wrong, risks = 0, []
+    for number, k in enumerate(order, start=1):
+        wrong += int(top[k] != labels[k])
+        risks.append(wrong / number)
+    found = evaluate(scores, labels, torch.full((C,), 50))
+    assert found["risk_coverage_area"] == pytest.approx(100 * sum(risks) / len(risks))
+    within = [number for number, risk in enumerate(risks, start=1) if risk <= 0.05]
+    assert found["coverage_at_5_risk"] == pytest.approx(100 * max(within, default=0) / len(risks))
+
+
+def test_a_perfect_classifier_has_no_risk_and_covers_everything() -> None:
+    labels = torch.arange(C).repeat(4)
+    found = evaluate(20.0 * torch.eye(C)[labels], labels, torch.full((C,), 50))
+    assert (found["risk_coverage_area"], found["coverage_at_5_risk"]) == (0.0, 100.0)
+    never = evaluate(-20.0 * torch.eye(C)[labels], labels, torch.full((C,), 50))
+    assert (never["risk_coverage_area"], never["coverage_at_5_risk"]) == (100.0, 0.0)

@@ -91,12 +91,16 @@ def run_tiny(
     )
 
 
+class Killed(BaseException):
+    """Ends a run without the checkpoint that an interrupt writes, like SIGKILL."""
+
+
 def stop_at(epoch: float) -> Callable[[RunProgress], None]:
     """Ends a run at the end of an epoch, before its checkpoint is written."""
 
     def listen(progress: RunProgress) -> None:
         if progress.epoch >= epoch:
-            raise KeyboardInterrupt
+            raise Killed
 
     return listen
 
@@ -273,7 +277,7 @@ def test_mixup_that_never_mixes_is_erm(digits: Dataset, tmp_path: Path) -> None:
 
 def test_mixing_stops_after_its_epoch_and_not_before(digits: Dataset, tmp_path: Path) -> None:
     mixup = dataclasses.replace(TINY, method="mixup")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Killed):
         train(
             mixup,
             Execution(out=tmp_path, data_dir=tmp_path, dataset=digits, checkpoint_seconds=0),

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from icmixup.lab.datasets.temporary import temporary_path
 from icmixup.lab.training import run_folder as runs
 from icmixup.lab.training.identity import Identity, run_key, settings_key
 from icmixup.lab.training.recipe import Recipe
@@ -243,15 +244,16 @@ def test_cutting_the_log_forgets_epochs_after_the_checkpoint(tmp_path: Path) -> 
 def test_a_result_is_there_once_the_run_is_finished_and_one_checkpoint_stays(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     assert run.result() is None
-    assert run.finish({"accuracy": 12.5, "few": None}) == {"accuracy": 12.5, "few": None}
-    assert open_run(tmp_path, RECIPE, IDENTITY).result() == {"accuracy": 12.5, "few": None}
+    row = {**RECIPE.fields(), "key": RECIPE.key, "accuracy": 12.5, "loss": 2.0, "few": None}
+    assert run.finish(row) == row
+    assert open_run(tmp_path, RECIPE, IDENTITY).result() == row
     assert [path.exists() for path in run.checkpoints()] == [True, False]
 
 
 def test_a_full_disk_leaves_the_old_file_no_half_one_and_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     write_atomically(path, b"old")
-    (tmp_path / "result.json.part").symlink_to("/dev/full")
+    temporary_path(path).symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left") as caught:
         write_atomically(path, b"new")
     assert caught.value.errno == errno.ENOSPC
@@ -265,7 +267,7 @@ def test_a_file_is_replaced_whole_and_the_old_one_kept_if_asked(tmp_path: Path) 
     write_atomically(path, b"one")
     write_atomically(path, b"two", keep=kept)
     assert (path.read_bytes(), kept.read_bytes()) == (b"two", b"one")
-    (tmp_path / "a.part").write_bytes(b"left by a crash, and longer than what follows")
+    temporary_path(path).write_bytes(b"left by a crash, and longer than what follows")
     write_atomically(path, b"three")
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"a": b"three", "b": b"one"}
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +36,7 @@ from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Row, Run, write_atomically
 from icmixup.lab.training.step import to_device
+from icmixup.lab.training.stored import read_run_names
 from icmixup.lab.training.trained import find_run, load_weights
 
 LAMS = tuple(step / 10 for step in range(11))
@@ -125,7 +125,7 @@ def expand_comparisons(folders: Sequence[Path]) -> list[Path]:
     for folder in folders:
         path = folder / "comparison.json"
         if path.exists():
-            found += [folder.parent / row["folder"] for row in json.loads(path.read_text())["runs"]]
+            found += [folder.parent / name for name in read_run_names(path)]
         elif not folder.is_file():
             found.append(folder)
     return list(dict.fromkeys(found))
@@ -156,7 +156,7 @@ def load_model(run: Run, data: Dataset, device: torch.device) -> nn.Module:
     )
     try:
         return load_weights(run, model)
-    except RuntimeError as error:
+    except (RuntimeError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"the weights in {run.folder} do not fit {recipe.model} with the {data.num_classes} classes of "
             f"{recipe.dataset}; check that the dataset has not changed since the run"

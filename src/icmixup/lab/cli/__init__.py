@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Annotated, Any
 
+from icmixup._install import install_hint
+
 DESCRIPTION = """Does Infinite Class Mixup help on your data? One command trains several methods with several
 seeds and reports, with confidence intervals, which one helps.
 
@@ -36,18 +38,23 @@ COMMANDS = ("compare", "train", "predict", "export", "paper", "analyse", "data")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Exit code 0: success, 2: error with a message, 130: interrupted, 141: broken pipe."""
+    """Run a command and return its exit code.
+
+    0: success, 1: a check failed or runs were lost, 2: error with a message, 129, 130 or 143: ended by
+    SIGHUP, Ctrl-C or SIGTERM, 141: the reader of the output has exited.
+    """
     args = list(sys.argv[1:] if argv is None else argv)
     try:
-        with sigterm_as_interrupt(), warnings.catch_warnings():
+        with signals_as_interrupts(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # addressed to developers
             warnings.showwarning = lambda message, *_: show_warning(message)
             try:
                 return run_command(args)
             finally:
                 sys.stdout.flush()
-    except KeyboardInterrupt:
-        return print_error("interrupted; run the same command again to resume", 130)
+    except KeyboardInterrupt as interrupt:
+        code = 128 + getattr(interrupt, "signum", signal.SIGINT)
+        return print_error("interrupted; run the same command again to resume", code)
     except BrokenPipeError:  # the reader of our output, for example head or less, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
         return 141
@@ -55,20 +62,40 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = explain(error)
         if message is None or "--debug" in args:
             raise
-        return print_error(message, 2)
+        print_error(message, 2, every_rank=True)
+        tell_other_ranks(message)
+        return 2
+
+
+class Terminated(KeyboardInterrupt):
+    """A signal other than Ctrl-C that asks the process to end."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+
+def raise_terminated(signum: int, frame: object) -> None:
+    raise Terminated(signum)
 
 
 @contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
-    """Handle SIGTERM, which batch systems send before they end a job, like Ctrl-C."""
+def signals_as_interrupts() -> Iterator[None]:
+    """Handle SIGTERM, which batch systems send before they end a job, and SIGHUP of a closed terminal like
+    Ctrl-C; nohup's wish to ignore SIGHUP is respected."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    wanted = [signal.Signals[name] for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in wanted}
+    for number in wanted:
+        if before[number] is not signal.SIG_IGN:
+            signal.signal(number, raise_terminated)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def run_command(args: Sequence[str]) -> int:
@@ -128,11 +155,20 @@ def parse(args: Sequence[str], recipe: str) -> Any:
     return tyro.cli(commands, args=args, prog="icmixup", description=DESCRIPTION, config=config)
 
 
-def print_error(message: str, code: int) -> int:
-    """Print one line on stderr; under torchrun only the first rank prints."""
-    if os.environ.get("RANK", "0") == "0":
-        print(f"icmixup: {message}", file=sys.stderr)
+def print_error(message: str, code: int, *, every_rank: bool = False) -> int:
+    """Print one line on stderr; under torchrun only from the first rank, unless that would hide an error."""
+    rank = os.environ.get("RANK", "0")
+    if rank == "0" or every_rank:
+        print(f"icmixup{'' if rank == '0' else f', rank {rank}'}: {message}", file=sys.stderr, flush=True)
     return code
+
+
+def tell_other_ranks(message: str) -> None:
+    """Under torchrun, end the wait of ranks that have not failed; imports torch only there."""
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        from icmixup.lab.training.ranks import report_error
+
+        report_error(message)
 
 
 def show_warning(message: Warning | str) -> None:
@@ -143,10 +179,7 @@ def show_warning(message: Warning | str) -> None:
 def explain(error: Exception) -> str | None:
     """A one-line message for errors that a user can fix; None for bugs."""
     if isinstance(error, ModuleNotFoundError):
-        return (
-            f"this command needs {error.name}, which is not installed: pip install 'icmixup[lab]', "
-            "or pip install '.[lab]' in a clone"
-        )
+        return f"this command needs {error.name}, which is not installed: {install_hint('lab')}"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         where = f", writing {error.filename}" if error.filename else ""
         return f"the disk is full{where}; free some space and run the same command again to resume"
@@ -154,6 +187,15 @@ def explain(error: Exception) -> str | None:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     if isinstance(error, ValueError | OSError):
         return " ".join(str(error).split())
+    if isinstance(error, RuntimeError) and os.environ.get("WORLD_SIZE", "1") != "1" and is_lost_rank(error):
+        return "another rank failed or was lost; its own message gives the reason"
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return "out of memory; use a smaller --batch-size, --image-size or --model, or fewer --workers"
     if type(error).__name__ == "OutOfMemoryError":
         return "the GPU is out of memory; use a smaller --batch-size or --model, or fewer --workers"
     return None
+
+
+def is_lost_rank(error: RuntimeError) -> bool:
+    """Whether an error of torch.distributed says that another process is gone."""
+    return any(word in str(error) for word in ("Connection", "connection", "gloo", "NCCL", "timed out"))

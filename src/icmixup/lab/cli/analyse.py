@@ -37,7 +37,7 @@ class AnalyseFlags:
     image_seed: tuple[int, ...] = ()
     """Each seed draws one test image per class; by default the first of each class is used."""
     device: str | None = None
-    """cpu, cuda, cuda:1 or mps; a GPU if there is one by default."""
+    """cpu, cuda or cuda:1; a GPU if there is one by default."""
     debug: Flag = False
     """Show a traceback with an error."""
 

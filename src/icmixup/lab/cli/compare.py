@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tyro import conf
 
@@ -25,6 +25,7 @@ from icmixup.lab.training.recipe import RECIPES, Recipe
 if TYPE_CHECKING:
     from icmixup.lab.comparison.compare import Comparison
     from icmixup.lab.comparison.overview import Overview
+    from icmixup.lab.datasets import Dataset
     from icmixup.lab.training.execution import Execution
 
 MAX_SEEDS = 10  # by default, with --seeds auto
@@ -101,58 +102,91 @@ def compare_defaults(recipe: str) -> CompareFlags:
     return CompareFlags(model=RECIPES[recipe].model, **groups_of(RECIPES[recipe]))
 
 
+class Plan(NamedTuple):
+    """What is compared, once the data is known."""
+
+    recipe: Recipe
+    methods: tuple[str, ...]
+    seeds: range
+    baseline: str
+    execution: Execution  # with its dataset
+    concurrent: int
+    data: Dataset
+
+
 def run_compare(flags: CompareFlags, recipe_name: str) -> int:
     """Train, compare, print the table, write the files."""
     named = check_compare(flags)
-    from icmixup.lab.cli.data import load_data
     from icmixup.lab.comparison.compare import (
         comparison_folder,
         comparison_name,
         comparison_recipes,
-        default_methods,
-        pick_baseline,
     )
-    from icmixup.lab.comparison.overview import describe_comparison
     from icmixup.lab.sweep import delete_runs, describe_reuse, find_finished
-    from icmixup.lab.sweep.local import count_workers
-    from icmixup.lab.training.ranks import pick_device
 
-    recipe, execution = flags.shared_recipe(), flags.execution()
-    seeds, adaptive = flags.seed_range(), flags.seeds == "auto"
-    device = pick_device(execution.device)
-    data = load_data(recipe, execution.data_dir)
-    methods = named or default_methods(data.class_counts)
-    concurrent = count_workers(len(methods) * len(seeds), execution.device, execution.workers)
-    execution = dataclasses.replace(execution, dataset=data)
-    if flags.budget is not None and not adaptive:
-        recipe = fit_budget(recipe, methods, flags, dataclasses.replace(execution, concurrent=concurrent))
+    plan = make_plan(flags, named)
+    recipe, methods, seeds, baseline, execution, _, data = plan
     recipes = comparison_recipes(recipe, methods, seeds)
-    if flags.where.fresh:
-        delete_runs(recipes, execution)
-    baseline = pick_baseline(methods, flags.baseline)
-    named_seeds = ("auto", *seeds) if adaptive else seeds
+    named_seeds = ("auto", *seeds) if flags.seeds == "auto" else seeds
     name = comparison_name(recipe, recipe_name, methods, named_seeds, baseline, data.fingerprint)
     folder = comparison_folder(flags.out, name if flags.name is None else flags.name)
-    where = device.type if execution.engine == "local" else "Ray"
-    several = f", {concurrent} runs concurrently" if concurrent > 1 and execution.engine == "local" else ""
+    if flags.where.fresh:
+        delete_runs(recipes, execution)
     finished = find_finished(recipes, execution)
-    timed = dataclasses.replace(execution, concurrent=concurrent)
-    overview = describe_comparison(
-        recipe,
-        data,
-        methods,
-        seeds,
-        recipe_name=recipe_name,
-        where=where + several,
-        seconds=estimate_time(recipe, methods, len(recipes) - len(finished), timed),
-        adaptive=adaptive,
-    )
+    overview = make_overview(plan, recipe_name, len(recipes) - len(finished), flags)
     print_overview(overview, folder, describe_reuse(recipes, execution))
     comparison = train_and_compare(flags, recipe, methods, baseline, execution)
     if not is_first_rank():
         return 0
     comparison = dataclasses.replace(comparison, overview=overview.as_json())
     return report(comparison, folder, flags.out, data.class_counts.tolist())
+
+
+def make_plan(flags: CompareFlags, named: tuple[str, ...]) -> Plan:
+    """Load the data, and choose what depends on it."""
+    from icmixup.lab.cli.data import load_data
+    from icmixup.lab.comparison.compare import default_methods, pick_baseline
+    from icmixup.lab.models import find_builder
+    from icmixup.lab.sweep.local import count_workers
+    from icmixup.lab.training.loop import check_sizes
+    from icmixup.lab.training.ranks import pick_device
+
+    recipe, execution = flags.shared_recipe(), flags.execution()
+    seeds = flags.seed_range()
+    pick_device(execution.device)  # before anything is loaded
+    find_builder(recipe.model)  # a mistyped name is reported before the data is read
+    data = load_data(recipe, execution.data_dir)
+    check_sizes(recipe, data)
+    methods = named or default_methods(data.class_counts)
+    concurrent = count_workers(len(methods) * len(seeds), execution.device, execution.workers)
+    execution = dataclasses.replace(execution, dataset=data)
+    if flags.budget is not None and flags.seeds != "auto":
+        recipe = fit_budget(recipe, methods, flags, dataclasses.replace(execution, concurrent=concurrent))
+    baseline = pick_baseline(methods, flags.baseline)
+    return Plan(recipe, methods, seeds, baseline, execution, concurrent, data)
+
+
+def make_overview(plan: Plan, recipe_name: str, runs: int, flags: CompareFlags) -> Overview:
+    """What is compared, with the time that the remaining runs will take."""
+    from icmixup.lab.comparison.overview import describe_comparison
+    from icmixup.lab.sweep.budget import parse_budget
+    from icmixup.lab.training.ranks import pick_device
+
+    local = plan.execution.engine == "local"
+    where = pick_device(plan.execution.device).type if local else "Ray"
+    several = f", {plan.concurrent} runs concurrently" if local and plan.concurrent > 1 else ""
+    timed = dataclasses.replace(plan.execution, concurrent=plan.concurrent)
+    measured = None if flags.budget else estimate_time(plan.recipe, plan.methods, runs, timed)
+    return describe_comparison(
+        plan.recipe,
+        plan.data,
+        plan.methods,
+        plan.seeds,
+        recipe_name=recipe_name,
+        where=where + several,
+        seconds=parse_budget(flags.budget) if flags.budget else measured,
+        adaptive=flags.seeds == "auto",
+    )
 
 
 def train_and_compare(
@@ -230,7 +264,7 @@ def fit_budget(recipe: Recipe, methods: Sequence[str], flags: CompareFlags, exec
 
 def check_compare(flags: CompareFlags) -> tuple[str, ...]:
     """The named methods, after validating all flags; loads no data."""
-    from icmixup.lab.comparison.compare import check_methods, pick_baseline
+    from icmixup.lab.comparison.compare import check_methods, comparison_folder, pick_baseline
     from icmixup.lab.sweep import check_execution
     from icmixup.lab.sweep.budget import parse_budget
     from icmixup.lab.training.ranks import world_size
@@ -247,8 +281,10 @@ def check_compare(flags: CompareFlags) -> tuple[str, ...]:
                 "--budget measures this machine, not a Ray cluster; with --engine ray use --epochs"
             )
     check_execution(flags.execution())
+    if flags.name is not None:
+        comparison_folder(flags.out, flags.name)
     named = flags.named_methods()
-    if named:
+    if flags.methods:
         pick_baseline(check_methods(named), flags.baseline)
     return named
 
@@ -284,4 +320,6 @@ def report(comparison: Comparison, folder: Path, runs: Path, class_counts: Seque
     print_note(f"written to {folder}: " + ", ".join(path.name for path in paths))
     if not comparison.rows:
         raise ValueError(comparison.verdict)
-    return 0
+    for failure in comparison.failures:
+        print_note(f"icmixup: {failure.method} seed {failure.seed} has no result: {failure.reason}")
+    return 1 if comparison.failures else 0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tyro import conf
 
+from icmixup._install import install_hint
 from icmixup.lab.cli.shared import Flag, data_folder
 from icmixup.lab.cli.terminal import count, is_first_rank, print_note, print_rows
 
@@ -72,7 +73,7 @@ def print_listing(data_dir: Path) -> int:
     others = "images in one subfolder per class, or in train/ and test/ folders of those"
     rows += [
         ("a folder", "", "", "", "any", others),
-        ("hf:owner/name", "", "", "", "any", "the Hugging Face hub: pip install icmixup[hub]"),
+        ("hf:owner/name", "", "", "", "any", f"the Hugging Face hub: {install_hint('hub')}"),
     ]
     print_rows(("dataset", "train", "test", "classes", "image", "where"), rows)
     return 0

@@ -19,6 +19,7 @@ from icmixup.lab.training.execution import Execution
 if TYPE_CHECKING:
     from icmixup.lab.paper.results import Results
     from icmixup.lab.paper.spec import PaperTable
+    from icmixup.lab.training.recipe import Recipe
     from icmixup.lab.training.run_folder import Row
 
 SUMMARY = "Show the paper's tables and figures with our results beside them, or train what is missing."
@@ -97,17 +98,20 @@ def run_paper(flags: PaperFlags) -> int:
     results = read_rows(flags.results)
     for damage in results.damaged:
         print_note(str(damage))
+    lost: list[str] = []
     if flags.run_missing:
-        run_missing(named or list(TABLES.values()), flags, results)
+        lost = run_missing(named or list(TABLES.values()), flags, results)
         results = read_rows(flags.results)
     if not is_first_rank():
-        return 0
+        return 1 if lost else 0
     if flags.write:
         from icmixup.lab.paper.render import write_page
 
         print_note(f"written: {write_page(results, flags.results.with_name('README.md'))}")
     print_tables(named, flags, results)
-    return 0
+    for text in lost:
+        print_note(f"icmixup: {text}")
+    return 1 if lost else 0
 
 
 def check_paper(flags: PaperFlags) -> None:
@@ -120,8 +124,8 @@ def check_paper(flags: PaperFlags) -> None:
         raise ValueError(f"--{needing[0]} selects what to train and needs --run-missing")
 
 
-def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Results) -> None:
-    """Train what the tables lack, and append a row for each run as it ends."""
+def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Results) -> list[str]:
+    """Train what the tables lack, and append a row for each run as it ends; returns which runs were lost."""
     from icmixup.lab.paper.fill import index_results
     from icmixup.lab.paper.plan import (
         choose_cells,
@@ -157,7 +161,12 @@ def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Result
         seconds_each=seconds_per_work(index, provenance(pick_device(flags.device))["device"]),
         title=attrgetter("title"),
     )
+    lost: list[str] = []
     with display:
+
+        def fail(recipe: Recipe, reason: str) -> None:
+            lost.append(f"{recipe.title} has no result: {reason}")
+            display.fail(recipe, reason)
 
         def keep(row: Row) -> None:
             if is_first_rank():
@@ -169,8 +178,9 @@ def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Result
             flags.execution(),
             on_row=keep,
             on_progress=display.update,
-            on_failure=display.fail,
+            on_failure=fail,
         )
+    return lost
 
 
 def print_tables(named: Sequence[PaperTable], flags: PaperFlags, results: Results) -> None:

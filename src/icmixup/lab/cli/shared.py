@@ -42,7 +42,7 @@ class Where:
     data_dir: Path = field(default_factory=data_folder)
     """Folder of datasets, also for downloads; the environment variable ICMIXUP_DATA sets the default."""
     device: str | None = None
-    """cpu, cuda, cuda:1 or mps; a GPU if there is one by default."""
+    """cpu, cuda or cuda:1; a GPU if there is one by default."""
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Also send curves to tensorboard, wandb, or both."""
     fresh: Flag = False

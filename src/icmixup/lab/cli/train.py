@@ -69,6 +69,7 @@ def run_train(flags: TrainFlags, recipe_name: str) -> int:
     """Train, and print one line."""
     recipe = flags.run_recipe()
     from icmixup.lab.cli.data import load_data
+    from icmixup.lab.models import find_builder
     from icmixup.lab.sweep import delete_runs, describe_reuse, find_finished
     from icmixup.lab.sweep.progress import Display
     from icmixup.lab.training.loop import train
@@ -77,6 +78,7 @@ def run_train(flags: TrainFlags, recipe_name: str) -> int:
     if world_size() > 1 and flags.where.fresh:
         raise ValueError("--fresh is not available under torchrun; use another --out folder")
     device = pick_device(flags.where.device)
+    find_builder(recipe.model)  # a mistyped name is reported before the data is read
     data = load_data(recipe, flags.where.data_dir)
     execution = dataclasses.replace(make_execution(flags.out, flags.where), dataset=data)
     if flags.where.fresh:

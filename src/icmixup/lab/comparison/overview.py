@@ -21,6 +21,11 @@ RESOLVABLE_POINTS = 2.0
 FEWEST_STEPS = 300  # of the optimizer, below which accuracies say more about speed than about the method
 
 
+def plural(number: int, thing: str) -> str:
+    """1 epoch, 2 epochs."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 @dataclass(frozen=True)
 class Overview:
     """Data, training and methods of a comparison."""
@@ -52,20 +57,18 @@ class Overview:
         original = self.original_size or self.training_size
         same = original == self.training_size
         fewest = f"{FIRST_LOOK} to " if self.adaptive and len(self.seeds) > FIRST_LOOK else ""
-        seeds = f"{fewest}{len(self.seeds)} seed{'s'[: len(self.seeds) != 1]}"
         most = "at most" if self.adaptive else "about"
         time = "unknown" if self.estimated_seconds is None else f"{most} {duration(self.estimated_seconds)}"
+        time = "all runs are finished" if self.estimated_seconds == 0 else f"{time}, on {self.where}"
         return [
             ("images", images),
             ("classes", f"{self.classes}; smallest {smallest}, largest {largest}"),
             ("resolution", original if same else f"{original}, trained at {self.training_size}"),
             ("augmentation", self.augmentation),
-            (
-                "model",
-                f"{self.model}, {self.parameters:,} parameters, {self.epochs} epochs, recipe {self.recipe}",
-            ),
-            ("methods", f"{' '.join(self.methods)}; {seeds} each"),
-            ("time", f"{time}, on {self.where}"),
+            ("model", f"{self.model}, {self.parameters:,} parameters"),
+            ("training", f"{plural(self.epochs, 'epoch')}, recipe {self.recipe}"),
+            ("methods", f"{' '.join(self.methods)}; {fewest}{plural(len(self.seeds), 'seed')} each"),
+            ("time", time),
         ]
 
     def as_json(self) -> dict[str, object]:
@@ -133,8 +136,9 @@ def find_warnings(recipe: Recipe, data: Dataset) -> list[str]:
     steps = recipe.epochs * -(-images_per_epoch(recipe, len(data.train)) // recipe.batch_size)
     if steps < FEWEST_STEPS:
         found.append(
-            f"{recipe.epochs} epochs of {len(data.train):,} images are {steps} steps of the optimizer, fewer "
-            f"than {FEWEST_STEPS}: methods that learn slowly look worse than they are; use more --epochs"
+            f"{plural(recipe.epochs, 'epoch')} of {len(data.train):,} images: {steps} steps of the "
+            f"optimizer, fewer than {FEWEST_STEPS}: methods that learn slowly look worse than they are; use "
+            "more --epochs"
         )
     missing = untested_classes(data.test.labels, data.class_names)
     if missing:

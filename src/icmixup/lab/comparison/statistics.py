@@ -68,9 +68,12 @@ class Difference:
     @property
     def clear(self) -> bool:
         """Whether the interval excludes 0, and the p-value that is corrected for other pairs is below 5 %."""
-        if self.low is None or self.high is None or self.low <= 0 <= self.high:
-            return False
-        return self.p_corrected is None or self.p_corrected < ERROR
+        return self.excludes_zero and (self.p_corrected is None or self.p_corrected < ERROR)
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the interval excludes 0, regardless of other comparisons."""
+        return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
     def reversed(self) -> Difference:
         """The second method minus the first."""

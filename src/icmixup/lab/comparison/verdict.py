@@ -79,7 +79,9 @@ def against(one: Standing, base: Standing, suffix: bool = True) -> str:
 
 
 def unclear_suffix(difference: Difference | None) -> str:
-    return "" if difference is not None and difference.clear else " (no clear difference)"
+    if difference is None or not difference.excludes_zero:
+        return " (no clear difference)"
+    return "" if difference.clear else " (not clear after correction)"
 
 
 def why_no_interval(scored: Sequence[Standing]) -> str:

@@ -12,6 +12,7 @@ A dataset is named by one of these:
 from __future__ import annotations
 
 import difflib
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,7 +126,7 @@ def read_dataset(
         return resize_source(source, image_size)
     if name.startswith(PREFIX):
         return read_hub(name, data_dir, image_size=image_size, download=download, show_progress=show_progress)
-    if Path(name).is_dir():
+    if name.strip() and Path(name).is_dir():
         return read_folder(Path(name), image_size=image_size, show_progress=show_progress)
     raise ValueError(_describe_unknown(name))
 
@@ -141,7 +142,19 @@ def resize_source(source: Source, image_size: int | None) -> Source:
     """Resize all images; they stay as they are if image_size is None or already their size."""
     if image_size in (None, source.train.images.shape[-1]):
         return source
+    _check_memory(source, image_size)
     return source._replace(train=_resize(source.train, image_size), test=_resize(source.test, image_size))
+
+
+def _check_memory(source: Source, size: int) -> None:
+    """Refuse a size whose images do not fit into the machine's memory, before anything is allocated."""
+    needed = (len(source.train) + len(source.test)) * source.train.images.shape[1] * size * size
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else needed
+    if needed > memory:
+        raise ValueError(
+            f"image_size {size} needs {needed / 1e9:.0f} GB of memory for the images, and this machine has "
+            f"{memory / 1e9:.0f} GB; use a smaller --image-size"
+        )
 
 
 def _resize(split: Split, size: int) -> Split:

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from icmixup.lab.datasets.download import Archive, fetch_archive, read_pickle
+from icmixup.lab.datasets.download import Archive, fetch_archive
+from icmixup.lab.datasets.pickles import read_pickle
 from icmixup.lab.datasets.subsets import Source, Split
 
 PIXELS = 3 * 32 * 32
@@ -190,11 +191,15 @@ def _read_class_names(folder: Path, layout: Layout, num_classes: int) -> tuple[s
     if not path.exists():
         return tuple(str(label) for label in range(num_classes))
     names = path.read_text().split() if layout.header else read_pickle(path).get(layout.names_key)
-    if not isinstance(names, list) or len(names) != num_classes:
+    if not isinstance(names, list) or len(names) != num_classes or not all(map(_is_text, names)):
         raise ValueError(
             f"{path} does not list {num_classes} class names: remove {folder} and run the same command again"
         )
-    return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names)
+    return tuple(name.decode("latin1") if isinstance(name, bytes) else str(name) for name in names)
+
+
+def _is_text(name: object) -> bool:
+    return isinstance(name, str | bytes)
 
 
 def _read_split(folder: Path, files: tuple[str, ...], layout: Layout, num_classes: int) -> Split:
@@ -241,10 +246,22 @@ def _read_pickled(path: Path, key: str) -> tuple[Bytes, npt.NDArray[np.int64]]:
             f"{path} must have a uint8 array under 'data' and labels under {key!r}: "
             f"remove {path.parent} and run the same command again"
         )
-    numbers = np.asarray(labels, dtype=np.int64)
+    numbers = _label_array(path, labels)
     if pixels.size != len(numbers) * PIXELS:
         raise ValueError(
             f"{path} has {pixels.size:,} pixel values for {len(numbers):,} labels, expected {PIXELS} each: "
             f"remove {path.parent} and run the same command again"
         )
     return pixels.reshape(-1, PIXELS), numbers
+
+
+def _label_array(path: Path, labels: object) -> npt.NDArray[np.int64]:
+    """(N,) labels from a list or an array of integers; other numbers are refused, not truncated."""
+    if isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind in "iu":
+        labels = labels.tolist()
+    if not isinstance(labels, list) or not all(type(label) is int and abs(label) < 2**31 for label in labels):
+        raise ValueError(
+            f"{path} must have a list of integers as labels: "
+            f"remove {path.parent} and run the same command again"
+        )
+    return np.array(labels, dtype=np.int64)

@@ -1,22 +1,18 @@
-"""Downloads with a checksum, and archives and pickles that are read without trusting their content."""
+"""Downloads with a checksum, and archives that are unpacked without trusting their content."""
 
 from __future__ import annotations
 
 import hashlib
 import http.client
 import os
-import pickle
 import shutil
 import tarfile
-import tempfile
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
-import numpy as np
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -26,6 +22,8 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+
+from icmixup.lab.datasets.temporary import remove_leftovers, temporary_path
 
 CHUNK = 1 << 18
 TIMEOUT_S = 30.0
@@ -54,7 +52,8 @@ def fetch_archive(archive: Archive, data_dir: Path, *, show_progress: bool = Fal
 
 def download(archive: Archive, path: Path, *, show_progress: bool = False) -> None:
     """Download the archive to `path`: to a temporary file that is renamed once its checksum is verified."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    remove_leftovers(path.parent)
+    temporary = temporary_path(path)
     try:
         with open(temporary, "wb") as file:
             _stream(archive, file, path, show_progress)
@@ -101,7 +100,10 @@ def unpack(archive: Archive, path: Path) -> Path:
     """Verify an archive and unpack it to a temporary folder that is renamed when it is complete."""
     verify_md5(archive, path, str(path), f"remove it and download {archive.url} again")
     target = path.parent / archive.folder
-    temporary = Path(tempfile.mkdtemp(prefix=f".{archive.folder}.", dir=path.parent))
+    remove_leftovers(path.parent)
+    temporary = temporary_path(path.parent / f".{archive.folder}", "unpack")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
     try:
         _extract(path, temporary)
         if not (temporary / archive.folder).is_dir():
@@ -125,65 +127,3 @@ def _extract(path: Path, folder: Path) -> None:
                 archive.extractall(folder, filter="data")
     except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
         raise ValueError(f"could not unpack {path} ({error}): remove it and download it again") from error
-
-
-class RefusedPickle(ValueError):
-    """A pickle refers to something other than plain values and NumPy arrays."""
-
-
-def _latin1_bytes(text: str, encoding: str = "latin1") -> bytes:
-    """Replaces _codecs.encode, which old pickles use for bytes; codecs other than latin1 are refused."""
-    if encoding != "latin1":
-        raise RefusedPickle(f"it refers to the codec {encoding!r}, and only latin1 is allowed")
-    return text.encode("latin1")
-
-
-def _constructors() -> dict[tuple[str, str], Callable[..., object]]:
-    """NumPy's constructors of arrays and scalars, under the module names of its old and new versions."""
-    array = np.zeros(1, np.uint8)
-    found: dict[str, Any] = {"_reconstruct": array.__reduce__()[0], "scalar": np.uint8(0).__reduce__()[0]}
-    from_buffer: Any = array.__reduce_ex__(5)[0]
-    allowed: dict[tuple[str, str], Callable[..., object]] = {
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
-        ("_codecs", "encode"): _latin1_bytes,
-    }
-    for core in ("numpy.core", "numpy._core"):
-        allowed |= {(f"{core}.multiarray", name): constructor for name, constructor in found.items()}
-        allowed[f"{core}.numeric", "_frombuffer"] = from_buffer
-    return allowed
-
-
-class ArrayUnpickler(pickle.Unpickler):
-    """Reads plain values and NumPy arrays; any other name in the pickle is refused before it is imported."""
-
-    allowed = _constructors()
-
-    def find_class(self, module: str, name: str) -> Callable[..., object]:
-        if (module, name) not in self.allowed:
-            raise RefusedPickle(
-                f"it refers to {module}.{name}, and only plain values and NumPy arrays are allowed"
-            )
-        return self.allowed[module, name]
-
-
-def read_pickle(path: Path) -> dict[str, object]:
-    """Read a pickled dictionary of arrays and lists without executing it; keys are converted to str."""
-    try:
-        with open(path, "rb") as file:
-            content = ArrayUnpickler(file, encoding="latin1").load()
-    except RefusedPickle as error:
-        raise RefusedPickle(
-            f"refused to load the pickle {path}: {error}; download it from its publisher"
-        ) from error
-    except OSError:
-        raise
-    except Exception as error:  # a truncated pickle can raise nearly anything
-        raise ValueError(
-            f"{path} is truncated or not a pickle ({error}): remove it and download it again"
-        ) from error
-    if not isinstance(content, dict):
-        raise ValueError(
-            f"{path} must contain a dictionary of arrays, got {type(content).__name__}: download it again"
-        )
-    return {key.decode("latin1") if isinstance(key, bytes) else str(key): v for key, v in content.items()}

@@ -8,6 +8,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
 
+from icmixup._install import install_hint
 from icmixup.lab.datasets.folder import ImageFile, check_class_names, read_source
 from icmixup.lab.datasets.subsets import Source
 
@@ -44,7 +45,7 @@ def _load_splits(spec: str, data_dir: Path, download: bool) -> Mapping[str, Any]
     try:
         import datasets
     except ImportError as error:
-        raise ValueError(f"{PREFIX}{spec} needs the datasets library: pip install 'icmixup[hub]'") from error
+        raise ValueError(f"{PREFIX}{spec} needs the datasets library: {install_hint('hub')}") from error
     if (Path(spec) / "dataset_dict.json").exists():
         return dict(datasets.load_from_disk(spec))
     config = datasets.DownloadConfig(local_files_only=not download)

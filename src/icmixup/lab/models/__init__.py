@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from icmixup._install import install_hint
 from icmixup.lab.models.small import (
     basic_block,
     bottleneck_block,
@@ -73,6 +74,6 @@ def find_builder(name: str) -> Builder:
     remedy = (
         "a name of timm.list_models()"
         if has_timm()
-        else "install timm for its models: pip install icmixup[timm]"
+        else f"install timm for its models: {install_hint('timm')}"
     )
     raise ValueError(f"no model {name!r}{hint}: use {', '.join(MODELS)}, or {remedy}")

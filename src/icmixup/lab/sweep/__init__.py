@@ -33,6 +33,7 @@ from icmixup.lab.sweep.local import (
 )
 from icmixup.lab.training.execution import ENGINES, Execution
 from icmixup.lab.training.identity import Identity, describe_difference, identify, is_same_experiment
+from icmixup.lab.training.lock import lock_folder
 from icmixup.lab.training.loop import RunProgress
 from icmixup.lab.training.predictions import finished_row
 from icmixup.lab.training.ranks import pick_device, world_size
@@ -68,7 +69,7 @@ def run_recipes(
         from icmixup.lab.sweep.ray import run_on_ray
 
         run_on_ray(todo, execution, collector)
-    elif todo:
+    elif todo or world_size() > 1:  # a rank that has nothing to do says so to the others
         # Counted over all runs, not the remaining ones: a resumed run has the same number of threads.
         number = count_workers(len(recipes), execution.device, execution.workers)
         run_locally(todo, execution, number, collector)
@@ -132,7 +133,7 @@ def describe_reuse(recipes: Sequence[Recipe], execution: Execution) -> list[str]
                 skipped.setdefault(describe_difference(other.identity, now) + hint, []).append(other.folder)
     return [
         *(
-            f"{count_runs(found)} not used, and trained again beside it: {why}"
+            f"{count_runs(found)} not used; new runs are trained beside: {why}"
             for why, found in skipped.items()
         ),
         *(f"{count_runs(found)} reused because of --reuse: {why}" for why, found in taken.items()),
@@ -148,7 +149,8 @@ def delete_runs(recipes: Sequence[Recipe], execution: Execution) -> None:
     """Delete existing results of these runs; runs on other images or with another identity are kept."""
     for run, _ in locate_runs(recipes, replace(execution, reuse=False)):
         if run.folder.exists():
-            shutil.rmtree(run.folder)
+            with lock_folder(run.folder, wait=False):
+                shutil.rmtree(run.folder)
 
 
 def collect_finished(recipes: Sequence[Recipe], execution: Execution, collector: Collector) -> list[Recipe]:

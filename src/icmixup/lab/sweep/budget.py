@@ -23,6 +23,7 @@ from icmixup.lab.training.loop import Diverged, RunProgress, train
 from icmixup.lab.training.ranks import pick_device
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import write_atomically
+from icmixup.lab.training.stored import read_budgets
 from icmixup.methods import find_method
 
 DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
@@ -76,7 +77,7 @@ def plan_epochs(
     )
     key = hashlib.sha256(question.encode()).hexdigest()[:10]
     path = execution.out / "budgets.json"
-    known: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
+    known = read_budgets(path)
     if remeasure or key not in known:
         started = time.monotonic()
         slow = dataclasses.replace(recipe, method=slowest(methods))

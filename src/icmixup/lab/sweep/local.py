@@ -19,7 +19,7 @@ import signal
 import threading
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -31,12 +31,13 @@ import torch
 from icmixup.lab.datasets import Dataset, load_dataset
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import Diverged, OnProgress, RunProgress, Stopped, train
-from icmixup.lab.training.ranks import join_ranks, pick_device, world_size
+from icmixup.lab.training.ranks import compare_notes, join_ranks, pick_device, world_size
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Row
 
 # Peak of ResNet-34 with a batch of 128 in RegMixup form on a CPU; small networks need less.
 RUN_BYTES = 3 * 10**9
+STOP_SECONDS = 10.0  # for the checkpoint of an interrupted run
 RETRIES = 1  # of a run whose process died
 
 
@@ -99,6 +100,8 @@ def run_sequentially(recipes: Sequence[Recipe], execution: Execution, collector:
     load = remember_data(execution)
     # Ranks join once for all runs: if they left and joined again, they might miss each other.
     with join_ranks(pick_device(execution.device)):
+        with compare_notes() as notes:
+            notes["the list of runs to train"] = [recipe.name for recipe in recipes]
         for recipe in recipes:
             on_progress = functools.partial(collector.progress, recipe)
             outcome = run_recipe(recipe, replace(execution, dataset=load(recipe)), on_progress)
@@ -115,7 +118,7 @@ def count_workers(runs: int, device: str | None, wanted: int | None = None) -> i
     if wanted is not None:
         return min(runs, wanted)
     kind = pick_device(device).type
-    if world_size() > 1 or kind == "mps":
+    if world_size() > 1:
         return 1
     if kind == "cuda":
         most = torch.cuda.device_count() if device in (None, "cuda") else 1
@@ -177,6 +180,8 @@ def run_in_processes(
         pool.run()
     finally:
         for worker in pool.workers:
+            worker.process.terminate()
+        for worker in pool.workers:
             worker.stop()
 
 
@@ -190,7 +195,8 @@ class Worker:
         context = multiprocessing.get_context("spawn")
         self.pipe, far_end = context.Pipe()
         self.process = context.Process(target=serve, args=(far_end, execution), daemon=True)
-        self.process.start()
+        with blocked_signals():
+            self.process.start()
         far_end.close()  # so that the pipe ends when the process does
 
     def assign(self, recipe: Recipe) -> None:
@@ -199,11 +205,30 @@ class Worker:
             self.pipe.send(recipe)
 
     def stop(self) -> int | None:
-        """Kill the process, which is safe since checkpoints are atomic, and return its exit code."""
+        """End the process and return its exit code: it may write a checkpoint first, for which it has
+        STOP_SECONDS; killing it is safe as well, since checkpoints are atomic."""
+        self.process.terminate()
+        self.process.join(STOP_SECONDS)
         self.process.kill()
         self.process.join()
         self.pipe.close()
         return self.process.exitcode
+
+
+@contextlib.contextmanager
+def blocked_signals() -> Iterator[None]:
+    """Block the signals of a terminal: a process that starts now never sees them.
+
+    Ctrl-C reaches all processes of a terminal, and only the parent shall act on it, after this block.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class ProcessPool:
@@ -266,11 +291,17 @@ def describe_death(recipe: Recipe, code: int | None) -> str:
 
 def serve(pipe: Connection, execution: Execution) -> None:
     """The loop of a worker process: recipes in, progress and outcomes out, until the pipe ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too, but the parent ends us
+    signal.signal(signal.SIGTERM, interrupt_once)  # from Worker.stop; Ctrl-C is blocked here
     load = remember_data(execution)
-    with contextlib.suppress(EOFError, OSError):  # the parent is gone
+    with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):  # the parent is gone, or ends us
         while True:
             pipe.send(attempt(pipe.recv(), execution, pipe, load))
+
+
+def interrupt_once(signum: int, frame: object) -> None:
+    """End the run; further signals must not interrupt its last checkpoint."""
+    signal.signal(signum, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def attempt(recipe: Recipe, execution: Execution, pipe: Connection, load: LoadData) -> Outcome | Exception:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from icmixup._install import install_hint
 from icmixup.lab.sweep.local import Collector, Outcome, run_recipe, without_dataset
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import RunProgress
@@ -48,7 +49,7 @@ def run_on_ray(recipes: Sequence[Recipe], execution: Execution, collector: Colle
 
 def import_ray() -> ModuleType:
     if find_spec("ray") is None:
-        raise ValueError("--engine ray needs Ray, which is not installed: pip install icmixup[ray]")
+        raise ValueError(f"--engine ray needs Ray, which is not installed: {install_hint('ray')}")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry, unless the user enables it
     return import_module("ray")
 

@@ -6,9 +6,11 @@ number of ranks.
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,10 +23,12 @@ from icmixup.lab.training.evaluate import Metrics, evaluate, split_scores
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.identity import Identity, autocast_dtype, identify
 from icmixup.lab.training.inputs import write_inputs
+from icmixup.lab.training.lock import lock_folder
 from icmixup.lab.training.predictions import Predictions, finished_row, make_predictions, write_predictions
 from icmixup.lab.training.ranks import (
     average_over_ranks,
     broadcast_from_first,
+    compare_notes,
     join_ranks,
     pick_device,
     rank,
@@ -33,7 +37,7 @@ from icmixup.lab.training.ranks import (
     wrap_for_ranks,
 )
 from icmixup.lab.training.recipe import Recipe, derive_seed, images_per_epoch, learning_rate
-from icmixup.lab.training.run_folder import Row, Run, open_run, provenance
+from icmixup.lab.training.run_folder import Checkpoint, Row, Run, open_run, provenance
 from icmixup.lab.training.step import (
     PREPARING,
     Epoch,
@@ -78,15 +82,22 @@ def train(recipe: Recipe, execution: Execution, on_progress: OnProgress | None =
         on_progress: called several times a second, at least once per epoch; may raise Stopped.
     """
     device = pick_device(execution.device)
-    with join_ranks(device):
-        data = execution.dataset
-        data = load_recipe_data(recipe, execution.data_dir) if data is None else data
-        check_fingerprint(recipe, data, execution.fingerprint)
-        identity = identify(recipe, data, device.type)
-        run = open_run(execution.out, recipe, identity, reuse=execution.reuse)
-        if (row := finished_row(run)) is not None:
+    with join_ranks(device), ExitStack() as held:
+        with compare_notes() as notes:
+            data = execution.dataset
+            data = load_recipe_data(recipe, execution.data_dir) if data is None else data
+            check_fingerprint(recipe, data, execution.fingerprint)
+            identity = identify(recipe, data, device.type)
+            run = open_run(execution.out, recipe, identity, reuse=execution.reuse)
+            row = finished_row(run) if world_size() == 1 else None
+            if row is None:
+                check_sizes(recipe, data)
+                held.enter_context(lock_run(run))
+                row = finished_row(run)  # the process that held the lock may have finished it
+            if world_size() > 1:
+                notes.update(describe_start(run, identity, row))
+        if row is not None:
             return row
-        check_sizes(recipe, data)
         data = data.to(device)
         session = Session(run, data, make_learner(recipe, data, wrap_for_ranks), on_progress)
         session.resume()
@@ -98,6 +109,22 @@ def train(recipe: Recipe, execution: Execution, on_progress: OnProgress | None =
 def load_recipe_data(recipe: Recipe, data_dir: Path, *, show_progress: bool = False) -> Dataset:
     """The images that a recipe trains and tests on."""
     return load_dataset(recipe.data, data_dir, show_progress=show_progress)
+
+
+def lock_run(run: Run) -> AbstractContextManager[None]:
+    """The lock of a run's folder, on rank 0. Other ranks would wait too long for a rank 0 that waits."""
+    return lock_folder(run.folder, wait=world_size() == 1) if rank() == 0 else nullcontext()
+
+
+def describe_start(run: Run, identity: Identity, row: Row | None) -> dict[str, object]:
+    """What must be the same on every rank: recipe, identity with the images, and the state of the folder."""
+    state, _ = run.load(torch.device("cpu"))
+    return {
+        **run.recipe.fields(),
+        **{f"the identity's {name}": value for name, value in identity._asdict().items()},
+        "the checkpoint's epoch": None if state is None else state["epochs_done"],
+        "finished": row is not None,
+    }
 
 
 class Session:
@@ -113,6 +140,7 @@ class Session:
         self.loss = math.nan
         self.accuracy: float | None = None
         self.predictions: Predictions | None = None  # of the last epoch
+        self.last_epoch: Checkpoint | None = None  # a copy of the state at the end of the last epoch
         self.order = torch.Generator(learner.device)
         self.images = images_per_epoch(self.recipe, len(data.train))
         self.epoch = Epoch(
@@ -135,7 +163,14 @@ class Session:
             self.run.set_aside(rejected)
 
     def train(self, checkpoint_seconds: float, track: Callable[[int, dict[str, float]], None]) -> None:
-        """Train the remaining epochs, with a checkpoint from time to time."""
+        """Train the remaining epochs, with a checkpoint from time to time and when interrupted."""
+        try:
+            self.train_epochs(checkpoint_seconds, track)
+        except (KeyboardInterrupt, Stopped):
+            self.save_last_epoch()
+            raise
+
+    def train_epochs(self, checkpoint_seconds: float, track: Callable[[int, dict[str, float]], None]) -> None:
         saved = time.monotonic()
         method, run_epoch = None, None
         for number in range(self.epochs_done, self.recipe.epochs):
@@ -153,11 +188,10 @@ class Session:
             self.speeds.append(self.images / (time.monotonic() - started))
             self.evaluate_if_due()
             self.seconds += time.monotonic() - started
-            try:
-                self.report(track)
-            except Stopped:  # between two epochs, so that nothing is lost
-                self.save()
-                raise
+            if rank() == 0:
+                with PREPARING:  # copying must not fall into another thread's capture
+                    self.last_epoch = copy.deepcopy(self.state())
+            self.report(track)
             # Clocks differ between ranks, so no rank waits for another here: rank 0 decides alone.
             if rank() == 0 and (time.monotonic() - saved >= checkpoint_seconds or self.at_end()):
                 self.save()
@@ -278,13 +312,28 @@ class Session:
         self.on_progress(RunProgress(epoch, self.recipe.epochs, loss, self.accuracy, speed, left))
 
     def save(self) -> None:
+        self.run.save(self.state())
+
+    def save_last_epoch(self) -> None:
+        """Write a checkpoint of the last complete epoch if the one on disk is older.
+
+        The weights themselves may be in the middle of an epoch, from which no run could resume.
+        """
+        if self.last_epoch is None:
+            return
+        stored, _ = self.run.load(torch.device("cpu"))
+        if stored is None or stored["epochs_done"] < self.last_epoch["epochs_done"]:
+            self.run.save(self.last_epoch)
+
+    def state(self) -> Checkpoint:
+        """The state of the learner and of the run, as a checkpoint stores it."""
         progress = {
             "epochs_done": self.epochs_done,
             "seconds": self.seconds,
             "accuracy": self.accuracy,
             "loss": self.loss,
         }
-        self.run.save({**self.learner.state(), **progress})
+        return {**self.learner.state(), **progress}
 
     def row(self, metrics: Metrics, concurrent: int) -> Row:
         """The run as one row: recipe, metrics, time, and where it was made."""
@@ -337,4 +386,9 @@ def check_sizes(recipe: Recipe, data: Dataset) -> None:
         raise ValueError(
             f"batch_size is {recipe.batch_size}, so some of the {world_size()} ranks would have no image; "
             f"use --batch-size {32 * world_size()} or another larger value"
+        )
+    side = min(data.train.images.shape[-2:])
+    if recipe.padding >= side:
+        raise ValueError(
+            f"padding must be below {side}, the side of the images of {recipe.dataset}, got {recipe.padding}"
         )

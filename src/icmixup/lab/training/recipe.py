@@ -12,9 +12,9 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
-from icmixup._checks import DUPLICATES, MODES, NEGATIVES, Duplicates, Mode, check_choice, check_range
+from icmixup._checks import DUPLICATES, MODES, NEGATIVES, Duplicates, Mode
 from icmixup.methods import Method, find_method
 
 if TYPE_CHECKING:
@@ -25,6 +25,89 @@ PaddingMode = Literal["zeros", "reflect"]
 Precision = Literal["auto", "float32", "bfloat16"]
 # Fields of a recipe that replace its method's own value where they are given.
 METHOD_FIELDS = ["alpha", "mode", "duplicates", "negatives", "temperature", "label_smoothing", "kappa", "tau"]
+
+
+class Range(NamedTuple):
+    """The values that a number may take: from `low` to `high`, without those ends that are open."""
+
+    low: float
+    high: float
+    meaning: str
+    open_low: bool = False
+    open_high: bool = False
+
+    def contains(self, value: float) -> bool:
+        above = value > self.low if self.open_low else value >= self.low
+        return above and (value < self.high if self.open_high else value <= self.high)
+
+
+def positive(meaning: str) -> Range:
+    return Range(0, math.inf, meaning, open_low=True, open_high=True)
+
+
+SEEDS = Range(0, 2**63 - 1, "a whole number from 0 to 2**63 - 1")
+# Every number of a recipe: what it may be. A value that is None is the default and always allowed.
+RANGES = {
+    "seed": SEEDS,
+    "fraction": Range(0, 1, "a share of the training images, above 0 and up to 1", open_low=True),
+    "per_class": Range(1, 10**9, "a number of images, 1 or more"),
+    "imbalance": positive("a positive number, for example 0.01 or 100"),
+    "data_seed": SEEDS,
+    "split": Range(0, 10**6, "the number of a split, 0 or more"),
+    "image_size": Range(1, 4096, "a number of pixels, from 1 to 4096"),
+    "epochs": Range(1, 10**6, "a number of epochs, from 1 to 1,000,000"),
+    "batch_size": Range(1, 10**7, "a number of images, 1 or more"),
+    "lr": positive("more than zero and finite"),
+    "lr_factor": positive("a factor above 0, for example 0.2"),
+    "warmup_epochs": Range(0, 10**6, "a number of epochs, 0 or more"),
+    "momentum": Range(0, 1, "at least 0 and below 1, for example 0.9", open_high=True),
+    "weight_decay": Range(0, math.inf, "at least 0 and finite, for example 5e-4", open_high=True),
+    "clip_norm": positive("the largest norm of a gradient, above 0, for example 1"),
+    "ema": Range(0, 1, "a decay, above 0 and below 1, for example 0.999", open_low=True, open_high=True),
+    "padding": Range(0, 4096, "a number of pixels, 0 or more"),
+    "rotation": Range(0, 180, "an angle from 0 to 180 degrees"),
+    "alpha": positive("more than zero and finite"),
+    "temperature": positive("more than zero and finite"),
+    "label_smoothing": Range(0, 1, "a share, at least 0 and below 1, for example 0.1", open_high=True),
+    "kappa": positive("more than zero and finite, for example 3"),
+    "tau": Range(0, 1, "a share of the pixels, from 0 to 1"),
+    "mix_prob": Range(0, 1, "a probability, from 0 to 1"),
+    "mix_off_epoch": Range(0, 10**6, "the number of an epoch, 0 or more"),
+    "eval_every": Range(1, 10**6, "a number of epochs, 1 or more"),
+}
+CHOICES: dict[str, tuple[object, ...]] = {
+    "schedule": get_args(Schedule),
+    "padding_mode": get_args(PaddingMode),
+    "precision": get_args(Precision),
+    "mode": MODES,
+    "duplicates": DUPLICATES,
+    "negatives": NEGATIVES,
+}
+
+
+def check_field(name: str, annotation: str, value: object) -> None:
+    """Raise a ValueError unless a field of a recipe has the type of its annotation and an allowed value."""
+    if value is None and "None" in annotation:
+        return
+    if name in CHOICES:
+        if value not in CHOICES[name]:
+            allowed = ", ".join(repr(choice) for choice in CHOICES[name])
+            raise ValueError(f"{name} must be one of {allowed}, got {value!r}")
+    elif name in RANGES:
+        whole = annotation.startswith("int")
+        number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+        if not number or not RANGES[name].contains(value):  # type: ignore[arg-type]
+            raise ValueError(f"{name} must be {RANGES[name].meaning}, got {value!r}")
+    elif annotation == "bool" and not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false, got {value!r}")
+    elif annotation == "str" and (not isinstance(value, str) or "\0" in value):
+        raise ValueError(f"{name} must be a name, got {value!r}")
+    elif annotation.startswith("tuple[int") and not is_whole_numbers(value):
+        raise ValueError(f"{name} must be whole numbers, got {value!r}")
+
+
+def is_whole_numbers(value: object) -> bool:
+    return isinstance(value, tuple) and all(type(item) is int for item in value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,33 +239,22 @@ class Recipe(Numerics, Mixing, Augmentation, Optimisation, Subset, Task):
     """One training run, complete: two equal recipes at one commit give equal runs."""
 
     def __post_init__(self) -> None:
-        find_method(self.method)
-        check_range("fraction", self.fraction, 0, 1, "a share of the training images, above 0 and up to 1")
-        check_range("mix_prob", self.mix_prob, -1e-9, 1, "a probability, from 0 to 1")
-        for name in ("epochs", "batch_size", "eval_every", "lr"):
-            check_range(name, getattr(self, name), 0, float("inf"), "more than zero")
-        if not self.imbalance > 0:
-            raise ValueError(f"imbalance must be positive, for example 0.01 or 100, got {self.imbalance}")
+        for entry in dataclasses.fields(self):
+            check_field(entry.name, str(entry.type), getattr(self, entry.name))
+        method = find_method(self.method)
+        if self.lr_drops and min(self.lr_drops) < 0:
+            raise ValueError(f"lr_drops must be numbers of epochs, 0 or more, got {self.lr_drops}")
         if self.lr_drops and max(self.lr_drops) >= self.epochs:
             raise ValueError(f"lr_drops must be below epochs ({self.epochs}), got {self.lr_drops}")
-        check_choice("schedule", self.schedule, get_args(Schedule))
-        check_choice("padding_mode", self.padding_mode, get_args(PaddingMode))
-        check_choice("precision", self.precision, get_args(Precision))
-        self._check_mixing()
-
-    def _check_mixing(self) -> None:
-        if self.mode is not None:
-            check_choice("mode", self.mode, MODES)
-        if self.duplicates is not None:
-            check_choice("duplicates", self.duplicates, DUPLICATES)
-        if self.negatives is not None and self.negatives not in NEGATIVES:
-            raise ValueError(f"negatives must be one of {NEGATIVES}, got {self.negatives}")
-        if self.kappa is not None:
-            check_range("kappa", self.kappa, 0, float("inf"), "more than zero, for example 3")
-        if self.tau is not None:
-            check_range("tau", self.tau, -1e-9, 1, "a share of the pixels, from 0 to 1")
-        if self.ema is not None:
-            check_range("ema", self.ema, 0, 1, "a decay, for example 0.999")
+        if self.warmup_epochs >= self.epochs:
+            raise ValueError(f"warmup_epochs must be below epochs ({self.epochs}), got {self.warmup_epochs}")
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs a momentum above 0, got 0; use --momentum 0.9 or --no-nesterov")
+        if self.batch_size < 2 and method.draw != "none":
+            raise ValueError(
+                f"batch_size must be at least 2 for the method {self.method}, which mixes the images of a "
+                f"batch with each other, got {self.batch_size}"
+            )
 
     @property
     def key(self) -> str:
@@ -240,8 +312,13 @@ class Recipe(Numerics, Mixing, Augmentation, Optimisation, Subset, Task):
         return method.with_settings(**given, joint=self.joint, prob=0.0 if off else self.mix_prob)
 
 
-def read_recipe(fields: dict[str, object]) -> Recipe:
-    """The recipe that Recipe.fields wrote."""
+def read_recipe(fields: object) -> Recipe:
+    """The recipe that Recipe.fields wrote; anything else raises a ValueError."""
+    if not isinstance(fields, dict):
+        raise ValueError(f"a recipe must be a dictionary of its fields, got {type(fields).__name__}")
+    known = {entry.name for entry in dataclasses.fields(Recipe)}
+    if unknown := sorted(str(name) for name in fields if name not in known):
+        raise ValueError(f"a recipe has no field {', '.join(unknown)}")
     return Recipe(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})  # type: ignore[arg-type]
 
 

@@ -13,7 +13,6 @@ import hashlib
 import io
 import json
 import os
-import pickle
 import platform
 import subprocess
 import warnings
@@ -26,6 +25,7 @@ from typing import Any
 
 import torch
 
+from icmixup.lab.datasets.temporary import remove_leftovers, temporary_path
 from icmixup.lab.training.identity import (
     Identity,
     describe_difference,
@@ -34,10 +34,12 @@ from icmixup.lab.training.identity import (
     settings_key,
 )
 from icmixup.lab.training.ranks import rank
-from icmixup.lab.training.recipe import Recipe, read_recipe
+from icmixup.lab.training.recipe import Recipe
+from icmixup.lab.training.stored import read_json, read_lines, read_recipe_file, read_result
 
 Row = dict[str, Any]  # a finished run: recipe, metrics, time and provenance, as result.json stores them
 Checkpoint = dict[str, Any]
+STATE = {"recipe", "epochs_done"}  # of what a checkpoint has at least
 DIGEST = 32  # bytes of the SHA-256 at the end of a checkpoint
 
 
@@ -56,12 +58,9 @@ class Run:
 
     def result(self) -> Row | None:
         """The row of a finished run, or None."""
-        path = self.folder / "result.json"
-        if not path.exists():
-            return None
+        row = read_result(self.folder / "result.json", self.recipe)
         # The images may have been at another path when the run was trained.
-        row: Row = json.loads(path.read_text())
-        return row | {"key": self.recipe.key, "dataset": self.recipe.dataset} if "key" in row else row
+        return None if row is None else row | {"key": self.recipe.key, "dataset": self.recipe.dataset}
 
     def finish(self, row: Row) -> Row:
         """Write the row; a finished run keeps only its newest checkpoint."""
@@ -76,15 +75,8 @@ class Run:
             file.flush()
 
     def read_log(self) -> list[Row]:
-        """The lines of the log, up to a line cut short by a crash."""
-        path = self.folder / "log.jsonl"
-        rows: list[Row] = []
-        for line in path.read_text().splitlines() if path.exists() else ():
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-        return rows
+        """The intact lines of the log; a crash can cut a line short."""
+        return read_lines(self.folder / "log.jsonl")
 
     def cut_log(self, epochs_done: int) -> None:
         """Drop lines logged after the checkpoint to resume from: they will be logged again."""
@@ -129,8 +121,10 @@ class Run:
 def open_run(root: Path, recipe: Recipe, identity: Identity, *, reuse: bool = False) -> Run:
     """The run of a recipe under `root`; its folder is created if it does not exist."""
     run = locate_run(root, recipe, identity, reuse=reuse)
-    if rank() == 0 and not (run.folder / "identity.json").exists():
+    if rank() == 0:
         run.folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(run.folder)
+    if rank() == 0 and not (run.folder / "identity.json").exists():
         write_atomically(run.folder / "recipe.json", json.dumps(recipe.fields(), indent=1).encode())
         write_atomically(run.folder / "identity.json", json.dumps(identity._asdict(), indent=1).encode())
     return run
@@ -154,7 +148,7 @@ def runs_of(root: Path, recipe: Recipe) -> Iterator[Run]:
     """All runs of a recipe under `root`, of any identity, wherever its images were."""
     for path in sorted(root.glob(f"{glob.escape(recipe.title)}.*/recipe.json")):
         with contextlib.suppress(ValueError, TypeError):  # damaged, or a recipe of another version
-            found = read_recipe(json.loads(path.read_text()))
+            found = read_recipe_file(path)
             if replace(found, dataset=recipe.dataset) == recipe:
                 yield Run(path.parent, recipe, read_identity(path.parent))
 
@@ -167,7 +161,12 @@ def other_runs(run: Run) -> list[Run]:
 def read_identity(folder: Path) -> Identity | None:
     """The identity of the run in a folder; None if it was trained before runs had one."""
     path = folder / "identity.json"
-    return Identity(**json.loads(path.read_text())) if path.exists() else None
+    if not path.exists():
+        return None
+    fields = read_json(path)
+    if not isinstance(fields, dict) or fields.keys() != set(Identity._fields):
+        raise ValueError(f"{path} is not the identity of a run: remove it, or the folder")
+    return Identity(**fields)
 
 
 def read_checkpoint(
@@ -182,12 +181,10 @@ def read_checkpoint(
         raise ValueError(foreign)
     try:
         state: Checkpoint = torch.load(io.BytesIO(body), map_location=device, weights_only=True)
-    except (
-        pickle.UnpicklingError,
-        EOFError,
-        RuntimeError,
-    ) as error:  # intact, but contains more than weights
+    except Exception as error:  # intact, but contains more than weights, or is not a pickle at all
         raise ValueError(foreign) from error
+    if not isinstance(state, dict) or not state.keys() >= STATE or type(state["epochs_done"]) is not int:
+        raise ValueError(foreign)
     # Checkpoints of earlier versions have the key of the whole recipe.
     if state.get("recipe") not in (settings_key(recipe), recipe.key):
         raise ValueError(
@@ -204,7 +201,7 @@ def read_checkpoint(
 def write_atomically(path: Path, content: bytes, keep: Path | None = None) -> None:
     """Write to a temporary file, flush it to disk, rename it; an existing file is moved to `keep` if
     given."""
-    beside = path.with_name(path.name + ".part")
+    beside = temporary_path(path)
     try:
         with beside.open("wb") as file:
             file.write(content)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
+from icmixup._install import install_hint
 from icmixup.lab.training.ranks import rank
 from icmixup.lab.training.run_folder import Run
 
@@ -35,7 +36,7 @@ def open_tensorboard(run: Run) -> Iterator[Track]:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ValueError("TensorBoard is not installed; pip install icmixup[trackers]") from error
+        raise ValueError(f"TensorBoard is not installed: {install_hint('trackers')}") from error
     writer = SummaryWriter(run.folder / "tensorboard")
 
     def track(epoch: int, values: dict[str, float]) -> None:
@@ -54,7 +55,7 @@ def open_wandb(run: Run) -> Iterator[Track]:
     try:
         import wandb
     except ImportError as error:
-        raise ValueError("wandb is not installed; pip install icmixup[trackers]") from error
+        raise ValueError(f"wandb is not installed: {install_hint('trackers')}") from error
     # One id per recipe, so that a resumed run continues the same curve.
     with wandb.init(
         project="icmixup", name=run.folder.name, id=run.key, resume="allow", dir=run.folder

@@ -24,9 +24,9 @@ from icmixup.lab.models import build_model
 from icmixup.lab.training.evaluate import evaluation_mode
 from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.inputs import Inputs, read_inputs
-from icmixup.lab.training.recipe import read_recipe
 from icmixup.lab.training.run_folder import Run, read_identity, write_atomically
 from icmixup.lab.training.step import to_device
+from icmixup.lab.training.stored import read_recipe_file, read_run_names
 
 BATCH = 256
 SUFFIX = ".safetensors"
@@ -153,7 +153,7 @@ def find_run(folder: Path) -> Run:
     path = folder / "recipe.json"
     if not path.exists():
         raise ValueError(f"{folder} {describe_folder(folder)}; pass the folder of a finished run")
-    run = Run(folder, read_recipe(json.loads(path.read_text())), read_identity(folder))
+    run = Run(folder, read_recipe_file(path), read_identity(folder))
     if run.result() is None:
         done = max((row.get("epoch", 0) for row in run.read_log()), default=0)
         raise ValueError(
@@ -168,8 +168,7 @@ def describe_folder(folder: Path) -> str:
     if not folder.is_dir():
         return "is a file" if folder.exists() else "does not exist"
     if (folder / "comparison.json").exists():
-        runs = json.loads((folder / "comparison.json").read_text())["runs"]
-        inside = [str(folder.parent / row["folder"]) for row in runs]
+        inside = [str(folder.parent / name) for name in read_run_names(folder / "comparison.json")]
         return f"is a comparison of {len(inside)} runs" + (f" such as {inside[0]}" if inside else "")
     inside = sorted(path.parent.name for path in folder.glob("*/recipe.json"))
     return f"contains {len(inside)} runs such as {inside[0]}" if inside else "is not the folder of a run"
@@ -209,11 +208,25 @@ def load_exported(path: Path, device: torch.device) -> Trained:
         with safe_open(path, framework="pt", device=str(device)) as file:
             about = json.loads((file.metadata() or {})["icmixup"])
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, KeyError, ValueError) as error:
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ValueError(f"{path} was not written by icmixup export ({error})") from error
     lists: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in about.items()}
     inputs = Inputs(**{name: lists.pop(name) for name in Inputs._fields})
     name, temperature = lists.pop("model"), float(lists.pop("temperature"))
     model = build_model(name, len(inputs.class_names), channels=inputs.channels, seed=0)
-    model.load_state_dict(weights)
+    copy_weights(model, weights, path)
     return Trained(to_device(model, device).eval(), inputs, temperature, name, None, lists)
+
+
+@torch.no_grad()
+def copy_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
+    """Copy weights by name.
+
+    load_state_dict expects counters of BatchNorm, which our networks do not have, in a file without torch's
+    version numbers.
+    """
+    own = model.state_dict()
+    if {name: tensor.shape for name, tensor in own.items()} != {k: v.shape for k, v in weights.items()}:
+        raise ValueError(f"the weights in {path} are not those of the network that it names")
+    for name, tensor in own.items():
+        tensor.copy_(weights[name])

@@ -1,0 +1,86 @@
+"""fastai: a callback that mixes training batches and trains with the loss of a method.
+
+>>> learn = Learner(dls, model, loss_func=CrossEntropyLossFlat(), cbs=MixBatches("ic-mixup"))
+>>> learn.fit(5)
+
+fastai's own MixUp does not fit this loss: for integer labels it interpolates two losses, and the Infinite
+Class loss is not linear in its targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from icmixup import Method, Mixer
+from icmixup.integrations._versions import require
+
+require("fastai")
+
+from fastai.callback.core import Callback  # noqa: E402
+
+__all__ = ["MixBatches"]
+
+
+class MixBatches(Callback):
+    """Mix each training batch, and train with the loss of the method.
+
+    The loss of the Learner stays in place for validation and prediction, on batches that are not mixed.
+
+    Args:
+        method: a Method, or a name of METHODS whose inputs are mixed in pixels.
+        num_classes: C; the number of classes of the DataLoaders (`dls.c`) if not given.
+        class_counts: (C,) training images of each class; needed for Remix.
+        generator: source of all randomness.
+    """
+
+    run_valid: ClassVar[bool] = False
+    clean_loss: Callable[..., Tensor] | None = None  # the Learner's, while a method's loss is in its place
+
+    def __init__(
+        self,
+        method: Method | str = "ic-mixup",
+        num_classes: int | None = None,
+        class_counts: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.method, self.num_classes = method, num_classes
+        self.class_counts, self.generator = class_counts, generator
+
+    def before_fit(self) -> None:
+        num_classes = self.num_classes or getattr(self.dls, "c", None)
+        if not num_classes:
+            raise ValueError(
+                "the DataLoaders have no number of classes (dls.c); pass num_classes to MixBatches"
+            )
+        self.mixer = Mixer(self.method, num_classes, self.class_counts, generator=self.generator)
+
+    def before_train(self) -> None:
+        self.restore_loss()  # an earlier fit may have been interrupted
+        self.clean_loss, self.learn.loss_func = self.learn.loss_func, self.mixer.criterion()
+
+    def restore_loss(self) -> None:
+        if self.clean_loss is not None:
+            self.learn.loss_func, self.clean_loss = self.clean_loss, None
+
+    def after_train(self) -> None:
+        self.restore_loss()
+
+    def after_cancel_train(self) -> None:
+        self.restore_loss()
+
+    def after_cancel_fit(self) -> None:
+        self.restore_loss()
+
+    def before_batch(self) -> None:
+        if len(self.xb) != 1 or len(self.yb) != 1:
+            raise ValueError(
+                f"MixBatches needs one input and one label per sample, got {len(self.xb)} inputs and "
+                f"{len(self.yb)} labels"
+            )
+        # fastai's tensor types refuse to be combined with each other.
+        inputs, targets = self.mixer(self.xb[0].as_subclass(Tensor), self.yb[0].as_subclass(Tensor))
+        self.learn.xb, self.learn.yb = (inputs,), (targets,)

@@ -1,0 +1,109 @@
+"""Lightning: a mixin that mixes training batches after they reach the device.
+
+>>> class Classifier(MixupMixin, LightningModule):
+...     def __init__(self):
+...         super().__init__()
+...         self.mixer = icm.Mixer("ic-mixup", num_classes=10)
+...         self.criterion = self.mixer.criterion()
+...
+...     def training_step(self, batch, batch_idx):
+...         inputs, targets = batch    # mixed
+...         return self.criterion(self(inputs), targets)
+
+Works with `lightning` and with `pytorch_lightning`; neither is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from icmixup import Mixer, cached_backward
+from icmixup.integrations._versions import require
+
+require("lightning", "pytorch-lightning")
+
+__all__ = ["MixupMixin"]
+
+
+class MixupMixin:
+    """Goes in front of LightningModule. Set `mixer`; `training_step` then receives (inputs, targets).
+
+    Batches of validation, test and prediction are not changed. A batch is a pair of inputs and labels;
+    override `mix_batch` for other structures.
+    """
+
+    mixer: Mixer
+
+    def mix_batch(self, batch: Any) -> Any:
+        """(inputs, labels) to (mixed inputs, (B, C) targets)."""
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            raise ValueError(
+                f"expected a batch of (inputs, labels), got {type(batch).__name__}; override mix_batch "
+                "to mix other structures"
+            )
+        return self.mixer(*batch)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        batch = super().on_after_batch_transfer(batch, dataloader_idx)  # type: ignore[misc]
+        return self.mix_batch(batch) if self.trainer.training else batch  # type: ignore[attr-defined]
+
+    def cached_backward(
+        self, inputs: Tensor | tuple[Tensor, ...], loss: Callable[[Tensor], Tensor], part_size: int
+    ) -> Tensor:
+        """icmixup.cached_backward in training_step: the gradient of the whole batch, in the memory of a part.
+
+        Takes the place of self.manual_backward, and like it needs `automatic_optimization = False`. Precision
+        and DDP are those of the Trainer.
+
+        >>> loss = self.cached_backward(inputs, lambda scores: self.criterion(scores, targets), part_size=32)
+
+        Args:
+            inputs: (B, ...), or a tuple of those, passed as self(*inputs).
+            loss: from (B, C) scores to a scalar.
+            part_size: number of inputs in one forward and backward pass, at most.
+
+        Returns:
+            Scalar, the loss, without a graph.
+        """
+        if self.automatic_optimization:  # type: ignore[attr-defined]
+            raise ValueError(
+                "cached_backward computes gradients itself; set self.automatic_optimization = False and call "
+                "zero_grad() and step() of self.optimizers() around it"
+            )
+        strategy = self.trainer.strategy  # type: ignore[attr-defined]
+        check_strategy(strategy)
+        scaler, values = getattr(strategy.precision_plugin, "scaler", None), []
+
+        def scaled(scores: Tensor) -> Tensor:
+            value = loss(scores)
+            values.append(value.detach())
+            return value if scaler is None else scaler.scale(value)
+
+        cached_backward(self, inputs, scaled, part_size)  # type: ignore[arg-type]
+        if strategy.world_size > 1:
+            average_gradients(self)  # type: ignore[arg-type]
+        return values[0]
+
+
+def check_strategy(strategy: Any) -> None:
+    if strategy.world_size > 1 and not isinstance(strategy.model, DistributedDataParallel):
+        raise ValueError(
+            f"cached_backward works on one device or with DDP, but the strategy is {type(strategy).__name__}"
+        )
+
+
+def average_gradients(module: torch.nn.Module) -> None:
+    """What DDP does after a backward pass; here the passes run inside its forward, where it does nothing."""
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            # A rank on which a parameter was not used must still take part.
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()

@@ -1,0 +1,202 @@
+"""Two processes in one run folder, leftovers of dead ones, and interrupts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from icmixup.lab.datasets import load_dataset
+from icmixup.lab.datasets.subsets import DataSpec
+from icmixup.lab.datasets.temporary import host_name, remove_leftovers, temporary_path
+from icmixup.lab.training.execution import Execution
+from icmixup.lab.training.lock import FILE, Busy, lock_folder
+from icmixup.lab.training.loop import RunProgress, train
+from icmixup.lab.training.recipe import QUICK
+from icmixup.lab.training.run_folder import Run, runs_of, write_atomically
+
+RECIPE = dataclasses.replace(
+    QUICK, dataset="digits", method="erm", per_class=5, epochs=6, batch_size=10, eval_every=2
+)
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+HOLDER = """
+import sys, time
+from pathlib import Path
+from icmixup.lab.training.lock import lock_folder
+with lock_folder(Path(sys.argv[1])):
+    print("locked", flush=True)
+    time.sleep(60)
+"""
+LINE = "--recipe quick --dataset digits --method erm --per-class 20 --batch-size 10 --device cpu"
+
+
+def dead_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def start_holder(folder: Path) -> subprocess.Popen[str]:
+    words = [sys.executable, "-c", HOLDER, str(folder)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "locked\n"
+    return process
+
+
+def test_a_held_lock_names_its_process_and_host(tmp_path: Path) -> None:
+    holder = start_holder(tmp_path)
+    try:
+        with pytest.raises(Busy, match=f"in use by process {holder.pid} on {host_name()} since"):
+            lock_folder(tmp_path, wait=False).__enter__()
+    finally:
+        holder.kill()
+        holder.wait()
+        assert holder.stdout is not None
+        holder.stdout.close()
+
+
+def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
+    holder = start_holder(tmp_path)
+    holder.kill()
+    holder.wait()
+    assert holder.stdout is not None
+    holder.stdout.close()
+    assert json.loads((tmp_path / FILE).read_text())["pid"] == holder.pid  # it was left behind
+    with lock_folder(tmp_path, wait=False):
+        assert json.loads((tmp_path / FILE).read_text())["pid"] == os.getpid()
+    assert not (tmp_path / FILE).exists()
+
+
+def test_two_identical_commands_at_once_both_end_with_the_same_result(tmp_path: Path) -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "icmixup",
+        "train",
+        *LINE.split(),
+        "--epochs",
+        "12",
+        "--out",
+        str(tmp_path),
+    ]
+    both = [
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+        for _ in range(2)
+    ]
+    texts = [process.communicate(timeout=200) for process in both]
+    assert [process.returncode for process in both] == [0, 0], texts
+    assert texts[0][0] == texts[1][0]  # the line with loss and accuracy
+    folder = next(tmp_path.iterdir())
+    epochs = [json.loads(line)["epoch"] for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert epochs == list(range(1, 13))  # trained once
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "checkpoint.pt",
+        "identity.json",
+        "inputs.json",
+        "log.jsonl",
+        "predictions.npz",
+        "recipe.json",
+        "result.json",
+    ]
+
+
+@pytest.mark.parametrize("name", ["result.json.{host}-{pid}.part", ".cifar.{host}-{pid}.unpack.part"])
+def test_leftovers_of_dead_processes_are_removed_and_those_of_living_ones_stay(
+    name: str, tmp_path: Path
+) -> None:
+    dead = tmp_path / name.format(host=host_name(), pid=dead_pid())
+    mine = tmp_path / name.format(host=host_name(), pid=os.getpid())
+    foreign = tmp_path / name.format(host="another-host", pid=dead_pid())
+    old = tmp_path / name.format(host="an-old-host", pid=1)
+    for path in (dead, mine, foreign, old):
+        if "unpack" in name:
+            path.mkdir()
+            (path / "inside").touch()
+        else:
+            path.touch()
+    two_days_ago = time.time() - 48 * 3600
+    os.utime(old, (two_days_ago, two_days_ago))
+    assert sorted(remove_leftovers(tmp_path)) == sorted([dead, old])
+    assert sorted(tmp_path.iterdir()) == sorted([mine, foreign])
+
+
+def test_a_temporary_name_is_that_of_this_process_and_is_renamed_away(tmp_path: Path) -> None:
+    assert f"-{os.getpid()}." in temporary_path(tmp_path / "a").name
+    write_atomically(tmp_path / "a", b"content")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def find_only_run(root: Path) -> Run:
+    return next(runs_of(root, RECIPE))
+
+
+@pytest.mark.parametrize("epoch", [1.0, 3.0])
+def test_an_interrupted_run_keeps_its_last_epoch_and_resumes_to_the_same_bits(
+    epoch: float, tmp_path: Path
+) -> None:
+    torch.set_num_threads(1)
+    data = load_dataset(DataSpec("digits", per_class=5), tmp_path)
+
+    def interrupt(progress: RunProgress) -> None:
+        if progress.epoch > epoch:  # within the next epoch, or at its end
+            raise KeyboardInterrupt
+
+    cut = Execution(out=tmp_path / "cut", data_dir=tmp_path, dataset=data, device="cpu")
+    with pytest.raises(KeyboardInterrupt):
+        train(RECIPE, cut, interrupt)
+    state, _ = find_only_run(cut.out).load(torch.device("cpu"))
+    assert state is not None
+    assert epoch <= state["epochs_done"] <= epoch + 1
+    resumed = train(RECIPE, cut)
+    whole = train(RECIPE, dataclasses.replace(cut, out=tmp_path / "whole"))
+    assert (resumed["loss"], resumed["nll"]) == (whole["loss"], whole["nll"])
+    weights = [
+        Run(tmp_path / name / RECIPE.name, RECIPE).load(torch.device("cpu"))[0] for name in ("cut", "whole")
+    ]
+    assert weights[0] is not None
+    assert weights[1] is not None
+    assert all(torch.equal(value, weights[1]["model"][name]) for name, value in weights[0]["model"].items())
+
+
+def count_begun(root: Path) -> int:
+    """How many runs have logged an epoch."""
+    return sum(path.stat().st_size > 0 for path in root.glob("runs/*/log.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("sent", "workers"),
+    [(signal.SIGINT, "1"), (signal.SIGINT, "2"), (signal.SIGTERM, "2"), (signal.SIGHUP, "2")],
+)
+def test_a_signal_to_the_group_ends_a_comparison_quietly_with_checkpoints(
+    sent: signal.Signals, workers: str, tmp_path: Path
+) -> None:
+    words = [sys.executable, "-m", "icmixup", "compare", "digits", "--per-class", "20", "--methods", "erm"]
+    words += ["mixup", "--seeds", "1", "--epochs", "4000", "--device", "cpu", "--workers", workers]
+    process = subprocess.Popen(
+        words,
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    limit = time.monotonic() + 100
+    while count_begun(tmp_path) < int(workers) and time.monotonic() < limit:
+        time.sleep(0.05)
+    os.killpg(process.pid, sent)  # as a terminal does: to the workers too
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + sent, errors
+    assert "Traceback" not in errors
+    assert errors.splitlines()[-1] == "icmixup: interrupted; run the same command again to resume"
+    assert len(list(tmp_path.glob("runs/*/checkpoint.pt"))) == int(workers)
+    assert not list(tmp_path.glob("runs/*/*.part"))

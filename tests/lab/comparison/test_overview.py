@@ -1,0 +1,158 @@
+"""What a comparison says first, and what it writes about classes."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from icmixup.lab.cli import main
+from icmixup.lab.comparison.classes import confusion_matrix, write_class_files
+from icmixup.lab.comparison.compare import comparison_folder, comparison_name
+from icmixup.lab.comparison.overview import describe_comparison, find_warnings
+from icmixup.lab.datasets import Dataset, Split, load_dataset
+from icmixup.lab.models import build_model
+from icmixup.lab.training.predictions import Predictions, make_predictions, write_predictions
+from icmixup.lab.training.recipe import QUICK
+
+TINY = dataclasses.replace(QUICK, dataset="digits", per_class=20, epochs=1)
+NAMES = ("cat", "dog", "eel")
+
+
+def made(test_labels: list[int], train: int = 30) -> Dataset:
+    images = torch.zeros(train, 3, 8, 8, dtype=torch.uint8)
+    test = Split(torch.zeros(len(test_labels), 3, 8, 8, dtype=torch.uint8), torch.tensor(test_labels))
+    labels = torch.arange(train) % 3
+    return Dataset("made", Split(images, labels), test, NAMES, (0.5,) * 3, (0.2,) * 3)
+
+
+def test_the_block_states_what_the_data_and_the_recipe_are() -> None:
+    data = load_dataset(dataclasses.replace(TINY, imbalance=0.1).data, Path("unused"))
+    overview = describe_comparison(
+        TINY, data, ("erm", "mixup"), range(2), recipe_name="quick", where="cpu", seconds=90.0
+    )
+    text = "\n".join(f"{what} {value}" for what, value in overview.lines())
+    weights = sum(w.numel() for w in build_model("small-cnn", 10, channels=1, seed=0).parameters())
+    for part in (
+        f"{len(data.train)} for training, 599 for testing (a third of each class held out)",
+        "10; smallest 8 (2), largest 0 (20)",
+        "8 x 8",
+        "crop after padding by 1 (zeros), rotation up to 10 degrees",
+        f"small-cnn, {weights:,} parameters",
+        "1 epoch",
+        "erm mixup; 2 seeds each",
+        "about 1:30, on cpu",
+    ):
+        assert part in text
+    stored = json.loads(json.dumps(overview.as_json()))
+    assert (stored["parameters"], stored["estimated_seconds"]) == (weights, 90.0)
+
+
+def test_data_that_cannot_answer_is_warned_about() -> None:
+    recipe = dataclasses.replace(QUICK, epochs=20)  # 20 steps of 30 images
+    few, steps, missing = find_warnings(recipe, made([0, 0, 2] * 10))
+    assert few.startswith("30 test images can hardly show a difference below 11.3 points")
+    assert "20 epochs of 30 images: 20 steps of the optimizer, fewer than 300" in steps
+    assert missing == "1 of 3 classes have no test images: dog"
+    assert find_warnings(dataclasses.replace(QUICK, epochs=300), made([0, 1, 2] * 400)) == []
+
+
+def written(runs: Path, name: str, labels: list[int], predicted: list[int]) -> None:
+    scores = torch.nn.functional.one_hot(torch.tensor(predicted), 3).float()
+    (runs / name).mkdir()
+    write_predictions(runs / name, make_predictions(scores, torch.tensor(labels), (), NAMES))
+
+
+def test_class_files_count_what_the_predictions_say(tmp_path: Path) -> None:
+    labels = [0, 0, 0, 0, 2, 2]  # no test image of class 1
+    written(tmp_path, "a0", labels, [0, 0, 1, 1, 2, 0])
+    written(tmp_path, "a1", labels, [0, 0, 0, 1, 2, 2])
+    rows = [{"folder": name, "method": "erm"} for name in ("a0", "a1")]
+    write_class_files(tmp_path, tmp_path, rows, ("erm", "mixup"), [7, 8, 9])
+    found = list(csv.DictReader((tmp_path / "per_class.csv").read_text().splitlines()))
+    assert [(row["class"], row["train_images"], row["test_images"], row["accuracy"]) for row in found] == [
+        ("cat", "7", "4", "62.5"),
+        ("dog", "8", "0", ""),
+        ("eel", "9", "2", "75.0"),
+    ]
+    matrix = list(csv.reader((tmp_path / "confusion.erm.csv").read_text().splitlines()))
+    assert matrix[0] == ["true class", *NAMES]
+    assert matrix[1:] == [
+        ["cat", "2.5", "1.5", "0.0"],
+        ["dog", "0.0", "0.0", "0.0"],
+        ["eel", "0.5", "0.0", "1.5"],
+    ]
+    pairs = list(csv.reader((tmp_path / "confused_pairs.csv").read_text().splitlines()))[1:]
+    assert pairs == [["erm", "cat", "dog", "1.5", "37.5"], ["erm", "eel", "cat", "0.5", "25.0"]]
+
+
+def test_a_confusion_matrix_is_a_loop_over_images() -> None:
+    draw = np.random.default_rng(0)
+    scores, labels = draw.normal(size=(200, 3)).astype(np.float16), draw.integers(0, 3, 200)
+    counts = np.zeros((3, 3))
+    for score, label in zip(scores, labels, strict=True):
+        counts[label, score.argmax()] += 1
+    found = confusion_matrix(Predictions(scores, labels, ("",) * 200, NAMES))
+    np.testing.assert_array_equal(found, counts)
+
+
+def test_predictions_of_another_class_list_are_refused_with_both_numbers(tmp_path: Path) -> None:
+    written(tmp_path, "a", [0, 1], [0, 1])
+    other = make_predictions(torch.eye(2), torch.tensor([0, 1]), (), ("cat", "fox"))
+    (tmp_path / "b").mkdir()
+    write_predictions(tmp_path / "b", other)
+    rows = [{"folder": name, "method": "erm"} for name in "ab"]
+    with pytest.raises(ValueError, match=r"2 classes \(cat, fox\) and 3 \(cat, dog, eel\)"):
+        write_class_files(tmp_path, tmp_path, rows, ("erm",), [1, 1, 1])
+
+
+def test_two_comparisons_have_two_folders_and_share_their_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["compare", "digits", "--per-class", "20", "--epochs", "1", "--seeds", "1", "--workers", "1"]
+    common += ["--device", "cpu", "--out", str(tmp_path)]
+    assert main([*common, "--methods", "erm", "mixup"]) == 0
+    first = {path.parent for path in tmp_path.glob("*/comparison.json")}
+    assert main([*common, "--methods", "erm", "mixup", "ic-mixup"]) == 0
+    assert "[2/3] mixup seed 0" in capsys.readouterr().err
+    both = {path.parent for path in tmp_path.glob("*/comparison.json")}
+    assert len(both) == 2
+    assert first < both
+    assert len(list(tmp_path.glob("*/result.json"))) == 3
+    assert main([*common, "--methods", "erm", "--name", "mine"]) == 0
+    assert (tmp_path / "mine" / "per_class.csv").exists()
+    assert main(["analyse", str(tmp_path / "mine"), "--out", str(tmp_path / "analysis")]) == 0
+    rows = list(csv.DictReader((tmp_path / "analysis" / "analysis.csv").read_text().splitlines()))
+    assert {row["method"] for row in rows} == {"erm"}
+
+
+def test_a_name_follows_everything_that_defines_a_comparison() -> None:
+    plain = (TINY, "quick", ("erm", "mixup"), (0, 1), "mixup", "abc")
+    names = {
+        comparison_name(*plain),
+        comparison_name(dataclasses.replace(TINY, epochs=2), *plain[1:]),
+        comparison_name(*plain[:2], ("erm", "mixup", "remix"), *plain[3:]),
+        comparison_name(*plain[:3], (0, 1, 2), *plain[4:]),
+        comparison_name(*plain[:4], "erm", "abc"),
+        comparison_name(*plain[:5], "def"),
+    }
+    assert len(names) == 6
+    assert comparison_name(dataclasses.replace(TINY, method="remix", seed=4), *plain[1:]) in names
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "/tmp/a"])
+def test_a_name_that_is_not_one_folder_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--name must be the name of a folder"):
+        comparison_folder(tmp_path, name)
+
+
+def test_the_name_of_a_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "recipe.json").write_text("{}")
+    with pytest.raises(ValueError, match="is taken by a run"):
+        comparison_folder(tmp_path, "taken")
