@@ -177,7 +177,7 @@ def chosen_images(data: Dataset, image_seed: int | None, device: torch.device) -
         raise ValueError(
             f"the test set of {data.name} has images of {len(split)} class; pairs need at least 2"
         )
-    return normalise(split.images, torch.tensor(data.mean), torch.tensor(data.std)), split.labels
+    return normalise(split.square(), torch.tensor(data.mean), torch.tensor(data.std)), split.labels
 
 
 def choose_rows(split: Split, image_seed: int | None) -> Tensor:

@@ -1,59 +1,82 @@
-"""Folders of image files, read as square RGB tensors.
+"""Folders of image files, read as square tensors if they are small, else as photos.
 
 A file that cannot be read is reported and skipped; it is an error only if its class has no readable image.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import math
+import statistics
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
 
-import numpy as np
 import torch
-from PIL import Image, ImageOps
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 
+from icmixup.lab.datasets.cache import Job, decode_photos
+from icmixup.lab.datasets.decode import (
+    SUFFIXES,
+    ImageFile,
+    Shape,
+    decode_square,
+    map_in_parallel,
+    read_shape,
+)
+from icmixup.lab.datasets.photos import Photos
+from icmixup.lab.datasets.preprocessing import Preprocessing
 from icmixup.lab.datasets.subsets import Source, Split, hold_out
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
-DEFAULT_SIZE, LARGEST_OWN_SIZE = 32, 64
+LARGEST_OWN_SIZE = 64  # pixels: small images keep their size
+CPU_SIZE, GPU_SIZE = 96, 224  # side of square images of photos, if none is given
+SAMPLED = 500  # files whose headers are read to choose a size
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 HELD_OUT = 5  # one image in five is held out if there is no test set
 
 
-class ImageFile(NamedTuple):
-    """A labelled image file that has not been read yet."""
+class ReadOptions(NamedTuple):
+    """How image files are read."""
 
-    name: str
-    open: Callable[[], IO[bytes]]
-    label: int
+    cache: Path
+    """Folder of decoded photos."""
+    image_size: int | None = None
+    """Side of the square images in pixels; None chooses it from the files and the device."""
+    preprocessing: Preprocessing | None = None
+    """Size, crop and interpolation of pretrained weights, which replace image_size."""
+    on_gpu: bool = False
+    """Whether a GPU will train on the images: then photos may be larger."""
+    show_progress: bool = False
 
 
-def read_folder(root: Path, *, image_size: int | None = None, show_progress: bool = False) -> Source:
+def read_folder(root: Path, options: ReadOptions) -> Source:
     """Read a folder of `class/*.png`, or one with `train/` and `test/` (or `val/`) folders of that kind.
 
     Without a test folder a fifth of each class is held out, always the same one. If both `test/` and `val/`
     have classes, `test/` is read.
-
-    Args:
-        image_size: side of the square images; None keeps the size of the files if all have the same one and
-            it is at most 64, else it is 32.
     """
+    train_files, test_files, names = list_folder(root)
+    return read_source(train_files, test_files, names, options)
+
+
+class Listed(NamedTuple):
+    """The files of a dataset, before any is decoded."""
+
+    train: list[ImageFile]
+    test: list[ImageFile]
+    class_names: tuple[str, ...]
+
+
+def list_folder(root: Path) -> Listed:
+    """The image files of a folder that `read_folder` reads."""
     train_root = root / "train" if _list_classes(root / "train") else root
     names = _list_classes(train_root)
     check_class_names(names, str(train_root), "make one folder per class, with images in it")
     train_files = list_files(train_root, names)
     if train_root == root:
-        return read_source(train_files, [], names, image_size, show_progress)
+        return Listed(train_files, [], names)
     test_roots = [root / name for name in TEST_FOLDERS if _list_classes(root / name)]
-    test_files = list_files(test_roots[0], names) if test_roots else []
-    return read_source(train_files, test_files, names, image_size, show_progress)
+    return Listed(train_files, list_files(test_roots[0], names) if test_roots else [], names)
 
 
 def _list_classes(folder: Path) -> tuple[str, ...]:
@@ -85,7 +108,7 @@ def list_files(folder: Path, names: Sequence[str]) -> list[ImageFile]:
 def _class_files(folder: Path, label: int) -> Iterator[ImageFile]:
     for path in sorted(folder.rglob("*")):
         if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file():
-            yield ImageFile(str(path), partial(_open_path, path), label)
+            yield ImageFile(str(path), partial(_open_path, path), label, path)
 
 
 def _open_path(path: Path) -> IO[bytes]:
@@ -96,92 +119,93 @@ def read_source(
     train_files: Sequence[ImageFile],
     test_files: Sequence[ImageFile],
     names: tuple[str, ...],
-    image_size: int | None,
-    show_progress: bool,
+    options: ReadOptions,
 ) -> Source:
     """Read all files at one size; without test files, a fifth of the training images is held out."""
-    size = image_size or common_size([*train_files, *test_files])
-    train, skipped = read_files(train_files, names, size, show_progress)
+    files = [*train_files, *test_files]
+    images, failures = read_images(files, options)
+    skipped = [f"{file.name}: {why}" for file, why in zip(files, failures, strict=True) if why is not None]
+    splits = []
+    for start, part in ((0, train_files), (len(train_files), test_files)):
+        rows = [start + k for k in range(len(part)) if failures[start + k] is None]
+        labels = [files[row].label for row in rows]
+        if part:
+            _check_every_class(labels, names, part, failures[start : start + len(part)])
+        splits.append(Split(images[torch.tensor(rows, dtype=torch.int64)], torch.tensor(labels)))
     if not test_files:
-        return Source(*hold_out(train, names, HELD_OUT), names, skipped)
-    test, more = read_files(test_files, names, size, show_progress)
-    return Source(train, test, names, skipped + more)
+        splits = list(hold_out(splits[0], names, HELD_OUT))
+    return Source(splits[0], splits[1], names, tuple(skipped))
 
 
-def common_size(files: Sequence[ImageFile]) -> int:
-    """Side of the images if all files are square, small and of the same size; else the default."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        sizes = {size for size in pool.map(_header_size, files) if size}
-    width, height = sizes.pop() if len(sizes) == 1 else (0, 0)
-    return width if 0 < width == height <= LARGEST_OWN_SIZE else DEFAULT_SIZE
+def read_images(
+    files: Sequence[ImageFile], options: ReadOptions
+) -> tuple[Tensor | Photos, Sequence[str | None]]:
+    """Images of all files, and why some could not be read (their rows are arbitrary).
+
+    Up to 64 pixels they are one tensor of centre crops. Larger ones are photos with their aspect ratio.
+    """
+    prepared = options.preprocessing or choose_preprocessing(files, options)
+    if options.preprocessing is None and prepared.image_size <= LARGEST_OWN_SIZE:
+        return _read_squares(files, prepared.image_size, options.show_progress)
+    job = Job(files, prepared.resize_size, prepared.interpolation, options.show_progress)
+    store, failures = decode_photos(job, options.cache)
+    return Photos(store, torch.arange(len(files)), prepared.image_size), failures
 
 
-def _header_size(file: ImageFile) -> tuple[int, int] | None:
-    try:
-        with file.open() as stream, Image.open(stream) as image:
-            return image.size
-    except Exception:  # read_files reports it
-        return None
+def choose_preprocessing(files: Sequence[ImageFile], options: ReadOptions) -> Preprocessing:
+    """The size of the images as given or as it suits the files and the device.
+
+    The resized short side is 8/7 of the image, as is usual for photos, unless files are too small for that.
+    """
+    typical = typical_side(sample_shapes(files))
+    size = options.image_size or choose_size(typical, on_gpu=options.on_gpu)
+    return Preprocessing(image_size=size, crop_pct=0.875 if typical * 0.875 >= size else 1.0)
 
 
-def read_files(
-    files: Sequence[ImageFile], names: Sequence[str], size: int, show_progress: bool
-) -> tuple[Split, tuple[str, ...]]:
-    """Read the files as one split; also returns a message for each file that could not be read."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow releases the GIL while it decodes
-        results = pool.map(partial(_try_image, size=size), files)
-        console = Console(stderr=True)
-        found = list(track(results, "reading images", len(files), console=console, disable=not show_progress))
-    pixels = [image for image in found if isinstance(image, Tensor)]
-    labels = [file.label for file, image in zip(files, found, strict=True) if isinstance(image, Tensor)]
-    skipped = tuple(reason for reason in found if isinstance(reason, str))
-    _check_every_class(labels, names, skipped, files)
-    return Split(torch.stack(pixels), torch.tensor(labels)), skipped
+def choose_size(typical: int, *, on_gpu: bool) -> int:
+    """Side of the square images for photos whose short side is `typical` pixels.
+
+    Small images keep their size. Photos get 224 pixels on a GPU and 96 without one, where training at 224
+    takes too long; at most what they have, in multiples of 32.
+    """
+    if typical <= LARGEST_OWN_SIZE:
+        return typical
+    largest = GPU_SIZE if on_gpu else CPU_SIZE
+    return max(LARGEST_OWN_SIZE, min(largest, typical // 32 * 32))
+
+
+def typical_side(shapes: Sequence[Shape]) -> int:
+    """The median of the short sides; 1 if no file could be read, which is reported later."""
+    return statistics.median_low([min(shape) for shape in shapes]) if shapes else 1
+
+
+def sample_shapes(files: Sequence[ImageFile]) -> list[Shape]:
+    """Sizes of up to SAMPLED files, evenly spaced, without those that cannot be read."""
+    step = math.ceil(len(files) / SAMPLED)
+    found = map_in_parallel(read_shape, files[:: max(1, step)], "", show_progress=False)
+    return [shape for shape in found if isinstance(shape, Shape)]
+
+
+def _read_squares(
+    files: Sequence[ImageFile], size: int, show_progress: bool
+) -> tuple[Tensor, Sequence[str | None]]:
+    decode = partial(decode_square, size=size)
+    found = map_in_parallel(decode, files, "reading images", show_progress)
+    failures = [image if isinstance(image, str) else None for image in found]
+    blank = torch.zeros(3, size, size, dtype=torch.uint8)
+    return torch.stack([blank if isinstance(image, str) else image for image in found]), failures
 
 
 def _check_every_class(
-    labels: Sequence[int], names: Sequence[str], skipped: Sequence[str], files: Sequence[ImageFile]
+    labels: Sequence[int],
+    names: Sequence[str],
+    files: Sequence[ImageFile],
+    failures: Sequence[str | None],
 ) -> None:
     empty = sorted(set(range(len(names))) - set(labels))
     if empty:
-        bad = (
-            f" ({len(skipped)} of {len(files)} files could not be read, first {skipped[0]})"
-            if skipped
-            else ""
-        )
+        failed = [f"{file.name}: {why}" for file, why in zip(files, failures, strict=True) if why is not None]
+        bad = f" ({len(failed)} of {len(files)} files could not be read, first {failed[0]})" if failed else ""
         raise ValueError(
             f"class {names[empty[0]]!r} has no readable image{bad}: add images to it, or remove the class"
         )
-
-
-def _try_image(file: ImageFile, size: int) -> Tensor | str:
-    try:
-        with file.open() as stream, Image.open(stream) as image:
-            return to_square(image, size)
-    except Exception as error:  # a broken file can raise nearly anything and must not stop the others
-        return f"{file.name}: {str(error) or type(error).__name__}"
-
-
-def to_square(image: Image.Image, size: int) -> Tensor:
-    """(3, size, size) uint8: rotated according to EXIF, converted to RGB, centre-cropped and resized.
-
-    Transparent pixels become white, 16-bit grey keeps its upper 8 bits, and of an animation the first frame
-    is read.
-    """
-    rgb = to_rgb(ImageOps.exif_transpose(image))
-    if rgb.size != (size, size):
-        rgb = ImageOps.fit(rgb, (size, size), Image.Resampling.BICUBIC)
-    return torch.from_numpy(np.array(rgb)).permute(2, 0, 1).contiguous()
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert an image of any Pillow mode to RGB."""
-    if image.mode == "F":
-        raise ValueError("floating-point pixels have no known range: save the image with 8 bits per channel")
-    if image.mode.startswith("I"):  # convert("RGB") would clip 16-bit values at 255
-        image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image)
-    return image.convert("RGB")

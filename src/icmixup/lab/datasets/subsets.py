@@ -8,14 +8,17 @@ class, so a smaller subset is contained in a larger one with the same seed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from icmixup.lab.datasets.photos import Photos
+
 HOLD_OUT_SEED = 20231120  # must never change: all runs have to be tested on the same held-out images
+MEASURED_PHOTOS = 512
 DEIC_TRAIN, DEIC_TOTAL = 30, 50  # images per class in a split of the DEIC benchmark; 20 are for validation
 
 
@@ -37,14 +40,15 @@ class DataSpec:
     split: int | None = None
     """Split of the DEIC benchmark: train on its 50 images per class, those for validation included."""
     image_size: int | None = None
-    """Side of the square images in pixels; None keeps the dataset's own size."""
+    """Side of the square images in pixels; None keeps the size of small images, and chooses one for photos
+    (see `choose_image_size`)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images, (N, channels, H, W) uint8, and their labels, (N,) int64."""
+    """Images, (N, channels, H, W) uint8 or photos of different sizes, and their labels, (N,) int64."""
 
-    images: Tensor
+    images: Tensor | Photos
     labels: Tensor
 
     def __len__(self) -> int:
@@ -55,6 +59,15 @@ class Split:
 
     def to(self, device: torch.device | str) -> Split:
         return Split(self.images.to(device), self.labels.to(device))
+
+    def square(self) -> Tensor:
+        """(N, channels, H, W) uint8: the images as a network is tested on them, the centre of each photo."""
+        return self.images.square() if isinstance(self.images, Photos) else self.images
+
+    def blocks(self, size: int) -> Iterator[Tensor]:
+        """The images of `square` in blocks of `size`: photos are too large to have all of them in memory."""
+        for start in range(0, len(self), size):
+            yield Split(self.images[start : start + size], self.labels[start : start + size]).square()
 
 
 class Source(NamedTuple):
@@ -221,8 +234,13 @@ def deic_rows(labels: Tensor, index: int) -> tuple[Tensor, Tensor]:
     return train.nonzero().squeeze(1), validation.nonzero().squeeze(1)
 
 
-def measure_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of (N, channels, H, W) uint8 images, pixels in [0, 1]."""
+def measure_statistics(images: Tensor | Photos) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel of (N, channels, H, W) uint8 images, pixels in [0, 1].
+
+    For photos they are those of the centres of up to 512 photos, evenly spaced.
+    """
+    if isinstance(images, Photos):
+        images = images[:: math.ceil(len(images) / MEASURED_PHOTOS)].square()
     values = torch.arange(256, dtype=torch.float64) / 255
     shares = [torch.bincount(c.flatten().cpu(), minlength=256).double() / c.numel() for c in images.unbind(1)]
     mean = [float(share @ values) for share in shares]
