@@ -113,8 +113,8 @@ def check_folder(name: str) -> None:
         return
     if path.exists():
         raise ValueError(
-            f"{name!r} is a file; pass the folder that contains one subfolder of images per class, or an .npz "
-            "file of features"
+            f"{name!r} is a file; pass the folder that contains one subfolder of images per class, or an "
+            ".npz file of features"
         )
     beside = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
     similar = [str(path.parent / found) for found in get_close_matches(path.name, beside, n=3)]

@@ -29,7 +29,7 @@ from icmixup.lab.training.recipe import (
 
 Flag = conf.FlagCreatePairsOff[bool]
 RecipeName = Literal["paper", "strong", "quick", "finetune", "head"]
-Group = TypeVar("Group")
+Fields = TypeVar("Fields")
 
 
 def data_folder() -> Path:
@@ -76,7 +76,6 @@ class RecipeGroups:
     numerics: Numerics = field(default_factory=Numerics)
 
 
-GROUPS = {entry.name: entry for entry in dataclasses.fields(RecipeGroups)}
 GROUP_TYPES: dict[str, type] = {
     "data": Subset,
     "pretrained": Transfer,
@@ -92,7 +91,7 @@ def groups_of(recipe: Recipe) -> dict[str, Any]:
     return {name: take_fields(kind, recipe) for name, kind in GROUP_TYPES.items()}
 
 
-def take_fields(kind: type[Group], source: object) -> Group:
+def take_fields(kind: type[Fields], source: object) -> Fields:
     """An instance of a dataclass with the values that `source` has under the same names."""
     names = [entry.name for entry in dataclasses.fields(kind)]  # type: ignore[arg-type]
     return kind(**{name: getattr(source, name) for name in names})

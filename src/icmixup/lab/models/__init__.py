@@ -215,7 +215,7 @@ def weights_digest(name: str, weights: str | None) -> str | None:
 
 
 def start_note(name: str, weights: str | None) -> str:
-    """A note for a timm name that seems to ask for weights when none are loaded, otherwise an empty string."""
+    """A note for a timm name that seems to ask for weights when none are loaded, otherwise "" """
     asks = name not in MODELS and ("." in name or name.startswith(LOCAL)) and is_timm_model(name)
     if weights is not None or not asks:
         return ""

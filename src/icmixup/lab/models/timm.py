@@ -233,7 +233,7 @@ def models_that_fit(state: State, name: str, file: Path) -> list[str]:
 
 
 def similar_models(name: str, file: Path) -> Iterator[str]:
-    """Names of models that a file may be for, by its config.json, its name, its folder, and the given model."""
+    """Names of models that a file may be for, by its config.json, its name, its folder and the given one."""
     names = list_timm_models()
     config = file.parent / "config.json"
     stated = json.loads(config.read_text()).get("architecture") if config.is_file() else None

@@ -1,7 +1,7 @@
 """train(recipe, execution): from data to loss to a result row, resumable after a kill with the same numbers.
 
-Each epoch draws from generators seeded by (seed, epoch), so a resumed run needs only the weights, on any number
-of ranks.
+Each epoch draws from generators seeded by (seed, epoch), so a resumed run needs only the weights, on any
+number of ranks.
 """
 
 from __future__ import annotations
