@@ -212,6 +212,7 @@ class Session:
         self.epoch.labels.copy_(train.labels[rows])
         self.epoch.lrs.copy_(torch.tensor(self.schedule(number)))
         if self.data.is_features:
+            assert isinstance(train.images, Tensor)
             self.epoch.images.copy_(train.images[rows])
             return
         augmented = augment(
