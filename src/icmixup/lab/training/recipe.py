@@ -23,6 +23,18 @@ if TYPE_CHECKING:
 Schedule = Literal["step", "cosine"]
 PaddingMode = Literal["zeros", "reflect"]
 Precision = Literal["auto", "float32", "bfloat16"]
+Optimizer = Literal["sgd", "adamw"]
+Trained = Literal["all", "head"]
+# The fields of version 0.1.0. Others count for the key of a recipe only if they differ from their default,
+# which must therefore never change: run folders of older versions keep their names.
+FIRST_FIELDS = frozenset(
+    """
+    dataset model method seed fraction per_class imbalance data_seed split image_size epochs batch_size drop_last
+    lr schedule lr_drops lr_factor warmup_epochs momentum nesterov weight_decay clip_norm ema padding padding_mode
+    flip rotation trivial alpha mode duplicates negatives temperature label_smoothing kappa tau joint mix_prob
+    mix_off_epoch precision compile graph eval_every
+    """.split()
+)
 # Fields of a recipe that replace its method's own value where they are given.
 METHOD_FIELDS = ["alpha", "mode", "duplicates", "negatives", "temperature", "label_smoothing", "kappa", "tau"]
 
@@ -34,7 +46,7 @@ class Task:
     dataset: str = "cifar100"
     """digits, cifar10, cifar100, cifair10, cifair100, a folder of images, or hf:owner/name."""
     model: str = "resnet34"
-    """resnet18, resnet34, resnet50, resnet32, wrn16-8, small-cnn, or any timm model name."""
+    """resnet18, resnet34, resnet50, resnet32, wrn16-8, small-cnn, any timm model name, or local-dir:FOLDER."""
     method: str = "ic-mixup"
     """A row of the table of methods: erm, mixup, ic-mixup, ..."""
     seed: int = 0
@@ -60,18 +72,41 @@ class Subset:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """Pretrained weights, and which part of the network is trained."""
+
+    weights: str | None = None
+    """File of pretrained weights (safetensors, or a state dict of torch), or "pretrained" for timm's own; random
+    by default. The head is replaced, and images are prepared as for these weights."""
+    weights_digest: str | None = None
+    """First digits of the SHA-256 of the weights file, set by the commands: other weights are another run."""
+    train: Trained = "all"
+    """Train all weights, or only a linear head on frozen features. Features are computed once, without
+    augmentation, and methods mix the features."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Optimisation:
     """How the weights are trained."""
 
     epochs: int = 200
     """Passes over the training images."""
+    min_steps: int = 0
+    """Train for more epochs if --epochs has fewer steps than this; 0 if --epochs is given."""
     batch_size: int = 128
     """Images per step, over all ranks."""
     drop_last: bool = False
     """Skip the incomplete last batch of an epoch, whose few images distort BatchNorm just before
     evaluation."""
+    optimizer: Optimizer = "sgd"
+    """SGD with momentum, or AdamW."""
     lr: float = 0.1
-    """Peak learning rate of SGD."""
+    """Peak learning rate."""
+    lr_batch: int | None = None
+    """Batch size that --lr is meant for: with another one it is scaled by the square root of the ratio."""
+    layer_decay: float | None = None
+    """Factor of the learning rate from each layer to the one below it, for timm models; 1 for none. The recipe
+    finetune uses 0.75 for transformers."""
     schedule: Schedule = "step"
     """Learning rate schedule: steps at --lr-drops, or half a cosine down to 0."""
     lr_drops: tuple[int, ...] | None = None
@@ -81,12 +116,16 @@ class Optimisation:
     """Factor of each learning rate drop."""
     warmup_epochs: int = 0
     """Epochs of linear warm-up from 0, before the schedule begins."""
+    warmup_fraction: float = 0.0
+    """Share of all epochs that are warm-up, for example 0.1; the longer of this and --warmup-epochs counts."""
     momentum: float = 0.9
     """Momentum of SGD."""
     nesterov: bool = False
     """Use Nesterov momentum."""
     weight_decay: float = 5e-4
-    """Weight decay, on all weights."""
+    """Weight decay."""
+    decay_norms: bool = True
+    """Apply weight decay to biases and normalisation layers as well."""
     clip_norm: float | None = None
     """Maximum norm of the gradient; not clipped by default."""
     ema: float | None = None
@@ -159,7 +198,7 @@ class Numerics:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe(Numerics, Mixing, Augmentation, Optimisation, Subset, Task):
+class Recipe(Numerics, Mixing, Augmentation, Optimisation, Transfer, Subset, Task):
     """One training run, complete: two equal recipes at one commit give equal runs."""
 
     def __post_init__(self) -> None:
@@ -177,6 +216,7 @@ class Recipe(Numerics, Mixing, Augmentation, Optimisation, Subset, Task):
         check_choice("precision", self.precision, get_args(Precision))
         self._check_augmentation()
         self._check_mixing()
+        self._check_optimiser()
 
     def _check_augmentation(self) -> None:
         if self.random_resized_crop is not None:
@@ -199,10 +239,25 @@ class Recipe(Numerics, Mixing, Augmentation, Optimisation, Subset, Task):
         if self.ema is not None:
             check_range("ema", self.ema, 0, 1, "a decay, for example 0.999")
 
+    def _check_optimiser(self) -> None:
+        check_choice("optimizer", self.optimizer, get_args(Optimizer))
+        check_choice("train", self.train, get_args(Trained))
+        check_range("warmup_fraction", self.warmup_fraction, -1e-9, 1, "a share of the epochs, from 0 to 1")
+        if self.layer_decay is not None:
+            check_range("layer_decay", self.layer_decay, 0, 1, "a factor, above 0 and up to 1")
+        if self.lr_batch is not None:
+            check_range("lr_batch", self.lr_batch, 0, float("inf"), "a batch size, for example 128")
+
     @property
     def key(self) -> str:
         """Ten hexadecimal digits that change when anything in the recipe does."""
-        return hashlib.sha256(json.dumps(self.fields(), sort_keys=True).encode()).hexdigest()[:10]
+        unset = {
+            entry.name
+            for entry in dataclasses.fields(self)
+            if entry.name not in FIRST_FIELDS and getattr(self, entry.name) == entry.default
+        }
+        fields = {name: value for name, value in self.fields().items() if name not in unset}
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:10]
 
     @property
     def title(self) -> str:
@@ -211,7 +266,9 @@ class Recipe(Numerics, Mixing, Augmentation, Optimisation, Subset, Task):
         part = "" if self.fraction == 1 else f"-{self.fraction * 100:g}pct"
         part += "" if self.per_class is None else f"-{self.per_class}each"
         part += "" if self.imbalance == 1 else f"-lt{min(self.imbalance, 1 / self.imbalance):g}"
-        return f"{data}{part}.{self.model.replace('/', '-')}.{self.method}.s{self.seed}"
+        model = self.model.rstrip("/").rpartition("/")[2] if "/" in self.model else self.model
+        model += "" if self.train == "all" else "-head"
+        return f"{data}{part}.{model}.{self.method}.s{self.seed}"
 
     @property
     def name(self) -> str:
@@ -235,6 +292,16 @@ class Recipe(Numerics, Mixing, Augmentation, Optimisation, Subset, Task):
             return self.lr_drops
         return tuple(self.epochs * quarter / 4 for quarter in (1, 2, 3))
 
+    @property
+    def warmup(self) -> float:
+        """Epochs of warm-up."""
+        return max(self.warmup_epochs, self.warmup_fraction * self.epochs)
+
+    @property
+    def peak_lr(self) -> float:
+        """The highest learning rate, for this batch size."""
+        return self.lr if self.lr_batch is None else self.lr * math.sqrt(self.batch_size / self.lr_batch)
+
     def fields(self) -> dict[str, object]:
         """All fields, as JSON stores them."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
@@ -255,17 +322,26 @@ def read_recipe(fields: dict[str, object]) -> Recipe:
 
 def learning_rate(recipe: Recipe, epoch: float) -> float:
     """The learning rate `epoch` epochs into training: linear warm-up, then steps or half a cosine."""
-    if epoch < recipe.warmup_epochs:
-        return recipe.lr * epoch / recipe.warmup_epochs
+    peak, warmup = recipe.peak_lr, recipe.warmup
+    if epoch < warmup:
+        return peak * epoch / warmup
     if recipe.schedule == "step":
-        return recipe.lr * recipe.lr_factor ** sum(epoch >= drop for drop in recipe.drops)
-    done = (epoch - recipe.warmup_epochs) / (recipe.epochs - recipe.warmup_epochs)
-    return recipe.lr * (1 + math.cos(math.pi * done)) / 2
+        return peak * recipe.lr_factor ** sum(epoch >= drop for drop in recipe.drops)
+    done = (epoch - warmup) / (recipe.epochs - warmup)
+    return peak * (1 + math.cos(math.pi * done)) / 2
 
 
 def images_per_epoch(recipe: Recipe, num_images: int) -> int:
     """All images, or those that fill whole batches if the last batch is dropped."""
     return num_images - num_images % recipe.batch_size if recipe.drop_last else num_images
+
+
+def lengthen(recipe: Recipe, num_images: int) -> Recipe:
+    """The recipe with enough epochs for its min_steps, which is then 0; lr_drops move along."""
+    steps = math.ceil(images_per_epoch(recipe, num_images) / recipe.batch_size)
+    epochs = max(recipe.epochs, math.ceil(recipe.min_steps / max(steps, 1)))
+    drops = recipe.lr_drops and tuple(drop * epochs // recipe.epochs for drop in recipe.lr_drops)
+    return dataclasses.replace(recipe, epochs=epochs, min_steps=0, lr_drops=drops)
 
 
 def derive_seed(seed: int, epoch: int, purpose: str) -> int:
@@ -286,5 +362,38 @@ QUICK = Recipe(
     rotation=10.0,
     eval_every=60,
 )
-RECIPES = {"paper": Recipe(), "strong": STRONG, "quick": QUICK}
-"""Named starting points: the paper's, a strong recipe of today, and one for a laptop and tiny images."""
+# Sources of these values: AutoGluon, lightly-train, DeiT and LIFT (docs/finetuning.md).
+FINETUNE = Recipe(
+    model="tf_efficientnet_lite0",
+    optimizer="adamw",
+    epochs=20,
+    min_steps=1000,
+    lr=2e-4,
+    lr_batch=128,
+    weight_decay=0.05,
+    decay_norms=False,
+    schedule="cosine",
+    warmup_fraction=0.1,
+    clip_norm=1.0,
+    padding=0,
+    rotation=0.0,
+)
+TRANSFORMER_LAYER_DECAY = 0.75
+HEAD = Recipe(
+    model="tf_efficientnet_lite0",
+    train="head",
+    optimizer="adamw",
+    epochs=60,
+    lr=1e-3,
+    lr_batch=128,
+    weight_decay=0.05,
+    decay_norms=False,
+    schedule="cosine",
+    padding=0,
+    flip=False,
+    rotation=0.0,
+    eval_every=60,
+)
+RECIPES = {"paper": Recipe(), "strong": STRONG, "quick": QUICK, "finetune": FINETUNE, "head": HEAD}
+"""Named starting points: the paper's, a strong recipe of today, one for a laptop and tiny images, and two for
+pretrained weights: all of them are trained, or a linear head."""

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from icmixup.hidden import hidden_modules
 from icmixup.lab.augment import normaliser
 from icmixup.lab.datasets import Dataset
-from icmixup.lab.models import build_model
+from icmixup.lab.models import build_linear, build_model
+from icmixup.lab.training.optimizer import make_optimizer, weight_groups
 from icmixup.lab.training.recipe import Recipe
 from icmixup.methods import Method
 from icmixup.objective import training_loss
@@ -39,13 +40,14 @@ class Learner:
     model: nn.Module  # the plain module, which owns the weights
     forward: nn.Module  # called on full batches: the model, compiled or wrapped for several ranks
     average: nn.Module | None
-    optimizer: torch.optim.SGD
-    lr: Tensor  # () on the device, where a captured step can read it
+    optimizer: torch.optim.Optimizer
+    lrs: Tensor  # (G,) of each group of weights, on the device, where a captured step can read it
+    lr_scales: Tensor  # (G,) of each group, relative to the scheduled learning rate
     generator: torch.Generator  # of mixing
 
     @property
     def device(self) -> torch.device:
-        return self.lr.device
+        return self.lrs.device
 
     @property
     def tested(self) -> nn.Module:
@@ -65,8 +67,8 @@ class Learner:
         if self.average is not None:
             self.average.load_state_dict(state["average"])  # type: ignore[arg-type]
         self.optimizer.load_state_dict(state["optimizer"])  # type: ignore[arg-type]
-        for group in self.optimizer.param_groups:  # loading replaces it with a copy
-            group["lr"] = self.lr
+        for group, lr in zip(self.optimizer.param_groups, self.lrs, strict=True):
+            group["lr"] = lr  # loading replaces it with a copy
 
     def is_finite(self) -> bool:
         """Whether everything that training updates is finite; synchronises with the device once."""
@@ -78,57 +80,58 @@ class Learner:
         parts = list(self.model.state_dict().values())
         if self.average is not None:
             parts += list(self.average.state_dict().values())
-        return parts + [state["momentum_buffer"] for state in self.optimizer.state.values()]
+        return parts + [part for state in self.optimizer.state.values() for part in state.values()]
 
 
 def make_learner(recipe: Recipe, dataset: Dataset, wrap: Callable[[nn.Module], nn.Module]) -> Learner:
-    """A learner with the initial weights of the seed and zero momentum."""
+    """A learner with the initial weights of the recipe and zero momentum."""
     images = dataset.train.images
     device = images.device
-    model = build_model(recipe.model, dataset.num_classes, channels=images.shape[1], seed=recipe.seed)
-    model = to_device(model, device)
+    model = to_device(initial_model(recipe, dataset), device)
     forward = model
     # Manifold Mixup adds and removes hooks in every step; a compiled model would be recompiled each time.
-    if recipe.compile and recipe.method_at(0).draw != "manifold":
-        kind = (recipe.model, dataset.num_classes, images.shape[1], device)
+    if recipe.compile and recipe.method_at(0).draw != "manifold" and images.dim() == 4:
+        kind = (recipe.model, dataset.num_classes, images.shape[1], images.shape[-1], device)
         shared, forward = compiled_model(*kind, threading.get_ident())
         shared.load_state_dict(model.state_dict())
         model = shared
-    lr = torch.zeros((), device=device)
+    groups = weight_groups(model, recipe)
+    lrs = torch.zeros(len(groups), device=device)
     return Learner(
         model=model,
         forward=wrap(forward),
         average=copy.deepcopy(model) if recipe.ema is not None else None,
-        optimizer=make_optimizer(model, recipe, lr),
-        lr=lr,
+        optimizer=make_optimizer(groups, recipe, lrs),
+        lrs=lrs,
+        lr_scales=torch.tensor([group.lr_scale for group in groups], device=device),
         generator=torch.Generator(device),
     )
 
 
-def make_optimizer(model: nn.Module, recipe: Recipe, lr: Tensor) -> torch.optim.SGD:
-    optimizer = torch.optim.SGD(
-        model.parameters(),
-        lr=lr,
-        momentum=recipe.momentum,
-        nesterov=recipe.nesterov,
-        weight_decay=recipe.weight_decay,
-        fused=True,
+def initial_model(recipe: Recipe, dataset: Dataset) -> nn.Module:
+    """The network before training; a linear one for a dataset of features."""
+    images = dataset.train.images
+    if images.dim() == 2:
+        return build_linear(dataset.num_classes, images.shape[1], seed=recipe.seed)
+    return build_model(
+        recipe.model,
+        dataset.num_classes,
+        channels=images.shape[1],
+        seed=recipe.seed,
+        weights=recipe.weights,
+        image_size=images.shape[-1],
     )
-    # Allocated from the start, so that it can be restored after the warm-up of a capture.
-    for weight in model.parameters():
-        optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-    return optimizer
 
 
 @functools.cache
 def compiled_model(
-    name: str, num_classes: int, channels: int, device: torch.device, thread: int
+    name: str, num_classes: int, channels: int, image_size: int, device: torch.device, thread: int
 ) -> tuple[nn.Module, nn.Module]:
     """A module and its compiled form, created once per thread: later runs load their weights into it.
 
     Threads have their own weights, but share the compiled code.
     """
-    model = build_model(name, num_classes, channels=channels, seed=0)
+    model = build_model(name, num_classes, channels=channels, seed=0, image_size=image_size)
     model = to_device(model, device)
     known = torch._inductor.list_options()
     options = {option: value for option, value in COMPILE_OPTIONS.items() if option in known}
@@ -147,7 +150,7 @@ def make_step(learner: Learner, recipe: Recipe, method: Method, dataset: Dataset
     """A function from (B, ...) uint8 images, (B,) labels and the learning rate to the loss; updates the
     learner."""
     device = learner.device
-    shift, scale = normaliser(*(torch.tensor(x, device=device) for x in (dataset.mean, dataset.std)))
+    prepare = make_inputs(dataset, device)
     class_counts = dataset.class_counts.to(device, torch.float32)
     dtype = autocast_dtype(recipe, device)
     weights = list(learner.model.parameters())
@@ -155,8 +158,8 @@ def make_step(learner: Learner, recipe: Recipe, method: Method, dataset: Dataset
     hidden = hidden_modules(learner.model) if method.draw == "manifold" else None
 
     def step(images: Tensor, labels: Tensor, lr: Tensor, whole: bool) -> Tensor:
-        learner.lr.copy_(lr)
-        inputs = torch.addcmul(shift, images.contiguous(memory_format=torch.channels_last), scale)
+        torch.mul(learner.lr_scales, lr, out=learner.lrs)
+        inputs = prepare(images)
         # An incomplete last batch uses the plain module: compiled code is for one shape.
         model = learner.forward if whole or not recipe.compile else learner.model
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
@@ -173,6 +176,14 @@ def make_step(learner: Learner, recipe: Recipe, method: Method, dataset: Dataset
         return loss.detach().float()
 
     return step
+
+
+def make_inputs(dataset: Dataset, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """A function from a batch to what the network takes: normalised images, or features as they are."""
+    if dataset.train.images.dim() == 2:
+        return lambda features: features
+    shift, scale = normaliser(*(torch.tensor(x, device=device) for x in (dataset.mean, dataset.std)))
+    return lambda images: torch.addcmul(shift, images.contiguous(memory_format=torch.channels_last), scale)
 
 
 def autocast_dtype(recipe: Recipe, device: torch.device) -> torch.dtype | None:
@@ -196,7 +207,8 @@ class Epoch(NamedTuple):
     """One pass over the training images; refilled in place, since captured steps read from fixed
     addresses."""
 
-    images: Tensor  # (N, channels, H, W) uint8, augmented; or one batch of photos at a time, (B, ...)
+    # (N, channels, H, W) uint8, augmented; (N, D) features; or one batch of photos at a time, (B, 3, H, W)
+    images: Tensor
     labels: Tensor  # (N,)
     lrs: Tensor  # (steps,) learning rate of each step
     batch_size: int
