@@ -28,8 +28,9 @@ from icmixup.lab.analysis.scores import (
     ordered_pairs,
 )
 from icmixup.lab.augment import normalise
-from icmixup.lab.cli.analyse import parse_analyse, run_analyse
-from icmixup.lab.datasets import Dataset, Split, load_dataset
+from icmixup.lab.cli import parse
+from icmixup.lab.cli.analyse import run_analyse
+from icmixup.lab.datasets import Dataset, DataSpec, Split, load_dataset
 from icmixup.lab.models import build_model
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import train
@@ -164,7 +165,7 @@ def test_one_image_per_class_is_chosen_the_first_or_one_drawn_with_the_seed() ->
 
 
 def test_images_are_normalised_as_in_training_and_a_single_class_is_rejected() -> None:
-    data = load_dataset("digits", data_dir=Path())
+    data = load_dataset(DataSpec("digits"), Path())
     images, labels = chosen_images(data, None, CPU)
     row = (data.test.labels == 3).nonzero()[0]
     expected = normalise(data.test.images[row], torch.tensor(data.mean), torch.tensor(data.std))
@@ -200,7 +201,7 @@ def folders(root: Path) -> list[Path]:
 
 
 def test_a_run_is_analysed_with_the_weights_it_was_tested_with(folders: list[Path], root: Path) -> None:
-    data = load_dataset("digits", data_dir=root, per_class=10)
+    data = load_dataset(DataSpec("digits", per_class=10), root)
     inputs = normalise(data.test.images, torch.tensor(data.mean), torch.tensor(data.std))
     for folder in folders:
         network = load_model(find_run(folder), data, CPU).eval()
@@ -211,7 +212,7 @@ def test_a_run_is_analysed_with_the_weights_it_was_tested_with(folders: list[Pat
 
 
 def analyse(*args: object) -> int:
-    return run_analyse(parse_analyse([str(arg) for arg in args]))
+    return run_analyse(parse(["analyse", *map(str, args)], "quick", "paper"))
 
 
 def test_the_command_writes_files_and_prints_a_row_per_line(
@@ -238,7 +239,7 @@ def test_the_command_writes_files_and_prints_a_row_per_line(
 
 def test_rows_match_the_curves_of_the_loaded_model(folders: list[Path], root: Path) -> None:
     rows = analyse_runs(folders[:1], data_dir=root, device=CPU, image_seeds=(0, 1))
-    data = load_dataset("digits", data_dir=root, per_class=10)
+    data = load_dataset(DataSpec("digits", per_class=10), root)
     network = load_model(find_run(folders[0]), data, CPU)
     expected = [compute_curve(network, *chosen_images(data, seed, CPU)) for seed in (0, 1)]
     assert [row["image_seed"] for row in rows] == [0] * 11 + [1] * 11
@@ -313,7 +314,7 @@ def test_folders_that_are_not_finished_runs_are_rejected(
 
 
 def test_weights_for_another_number_of_classes_are_rejected(folders: list[Path], root: Path) -> None:
-    data = load_dataset("digits", data_dir=root, per_class=10)
+    data = load_dataset(DataSpec("digits", per_class=10), root)
     fewer = dataclasses.replace(data, class_names=data.class_names[:9])
     with pytest.raises(ValueError, match="do not fit small-cnn with the 9 classes of digits"):
         load_model(find_run(folders[0]), fewer, CPU)

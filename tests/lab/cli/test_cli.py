@@ -272,13 +272,11 @@ def test_flags_of_the_first_version_are_still_there(command: str):
 
 @pytest.mark.parametrize("command", ["compare", "train"])
 def test_help_is_grouped_with_the_most_important_options_first(command: str):
-    titles = re.findall(r"╭─ ([\w ]+) ─", help_of(command))
+    titles = re.findall(r"^\W*(\w+ options)\W*$", help_of(command), re.M)
     groups = ("data", "optimisation", "augmentation", "mixing", "numerics", "where")
-    assert [title for title in titles if title.removesuffix(" options") in groups] == [
-        f"{group} options" for group in groups
-    ]
-    first = help_of(command).split("─ data options")[0]
-    assert len(re.findall(r"^│ (?:-h, )?--", first, re.M)) <= 11  # --help and ten others
+    assert titles[: len(groups)] == [f"{group} options" for group in groups]
+    first = help_of(command).split("data options")[0]
+    assert 5 < len(re.findall(r"^\W{2}(?:-h, )?--", first, re.M)) <= 11  # --help and ten others
 
 
 def test_flags_change_the_recipe_that_was_chosen():
@@ -311,7 +309,7 @@ def test_the_recipe_for_other_data_follows_the_machine(monkeypatch: pytest.Monke
 def test_help_shows_examples_and_loads_nothing_heavy(args: list[str]):
     code = (
         f"import sys; from icmixup.lab.cli import main; args = {args}; heavy = "
-        "{'scipy', 'sklearn', 'matplotlib', 'torchmetrics', 'datasets', 'icmixup.lab.training.loop', 'torch'}\n"
+        "{'torch', 'scipy', 'sklearn', 'matplotlib', 'torchmetrics', 'datasets'}\n"
         "try: main(args)\nexcept SystemExit: pass\nsys.stderr.write(' '.join(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -333,7 +331,9 @@ def test_data_list_and_check_describe_what_is_here(here: Path, capsys: pytest.Ca
 def test_version_and_bare_command(capsys: pytest.CaptureFixture[str]):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("icmixup 0.")
-    assert main([]) == 0
+    with pytest.raises(SystemExit) as exit_:
+        main([])
+    assert exit_.value.code == 0
     assert "usage: icmixup" in capsys.readouterr().out
 
 

@@ -13,8 +13,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from icmixup.lab.cli.paper import PaperFlags, parse_paper, run_missing, run_paper
-from icmixup.lab.datasets import Dataset, Split, load_dataset
+from icmixup.lab.cli import parse
+from icmixup.lab.cli.paper import PaperFlags, run_missing, run_paper
+from icmixup.lab.datasets import Dataset, DataSpec, Split, load_dataset
 from icmixup.lab.datasets.cifar import LAYOUTS
 from icmixup.lab.models import build_model
 from icmixup.lab.paper.fill import fill_table, index_results
@@ -26,7 +27,7 @@ from icmixup.lab.paper.spec import PaperTable
 from icmixup.lab.sweep.budget import count_images, work
 from icmixup.lab.sweep.progress import Display, duration
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.loop import Beat, train
+from icmixup.lab.training.loop import RunProgress, train
 from icmixup.lab.training.recipe import QUICK, Recipe
 
 
@@ -118,7 +119,7 @@ def test_every_subset_of_cifar10_in_a_table_has_as_many_images_as_work_assumes(t
     subsets = {(r.split, *(getattr(r, name) for name in names)): count_images(r) for r in recipes}
     for (split, *subset), images in subsets.items():
         fields = dict(zip(names, subset, strict=True))
-        data = load_dataset("cifar10-notwins", data_dir=tmp_path, deic_split=split, download=False, **fields)
+        data = load_dataset(DataSpec("cifar10-notwins", split=split, **fields), tmp_path, download=False)
         expected = images if fields["per_class"] else images / 10
         assert len(data.train) == pytest.approx(expected, abs=CLASSES)  # counts are rounded down by class
         assert len(data.test) == 998
@@ -177,9 +178,9 @@ def test_the_remaining_time_follows_the_remaining_work(monkeypatch: pytest.Monke
     with Display(runs, Console(file=io.StringIO()), rests=runs[:1]) as display:
         assert display.left() == "time left not known yet"
         clock[0] = 100.0
-        display.beat(runs[1], Beat(1.0, 200, 0.5, None, 1.0, 1.0))
+        display.update(runs[1], RunProgress(1.0, 200, 0.5, None, 1.0, 1.0))
         assert display.left() == f"about {duration(599 * 100)} left"  # of 600 epochs, one took 100 s
-        display.beat(runs[2], Beat(151.0, 200, 0.5, None, 1.0, 1.0))  # resumes from epoch 150
+        display.update(runs[2], RunProgress(151.0, 200, 0.5, None, 1.0, 1.0))  # resumes from epoch 150
         assert display.left() == f"about {duration((599 - 151) * 50)} left"
         for run in runs[1:]:
             display.fail(run, "it diverged")
@@ -299,7 +300,7 @@ def test_an_unknown_table_is_rejected_with_similar_and_all_names() -> None:
 )
 def test_invalid_flags_are_rejected(args: list[str], reason: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=reason):
-        run_paper(parse_paper([*args, "--results", str(tmp_path / "runs.csv")]))
+        run_paper(parse(["paper", *args, "--results", str(tmp_path / "runs.csv")], "quick", "paper"))
 
 
 def test_the_command_lists_all_tables_and_shows_one(
@@ -310,15 +311,15 @@ def test_the_command_lists_all_tables_and_shows_one(
     append_rows(path, [(recipe, {"accuracy": 30.8}), (replace(recipe, seed=1), {"accuracy": 31.2})])
     with path.open("a") as file:
         file.write("torn\n")
-    assert run_paper(parse_paper(["--results", str(path)])) == 0
+    assert run_paper(parse(["paper", "--results", str(path)], "quick", "paper")) == 0
     out = capsys.readouterr()
     assert re.search(r"table1-right +1 of 20 +2 ", out.out)
     assert "line 4" in out.err
-    run_paper(parse_paper(["table1-right", "--results", str(path)]))
+    run_paper(parse(["paper", "table1-right", "--results", str(path)], "quick", "paper"))
     assert re.search(r"Mixup +28\.21 +31\.00 ± 0\.28 \(2\) +\+2\.79", capsys.readouterr().out)
-    run_paper(parse_paper(["table1-right", "lam", "--json", "--results", str(path)]))
+    run_paper(parse(["paper", "table1-right", "lam", "--json", "--results", str(path)], "quick", "paper"))
     stored = json.loads(capsys.readouterr().out)
     assert [table["name"] for table in stored["tables"]] == ["table1-right", "lam"]
     assert len(stored["damaged"]) == 1
-    run_paper(parse_paper(["--write", "--markdown", "--results", str(path)]))
+    run_paper(parse(["paper", "--write", "--markdown", "--results", str(path)], "quick", "paper"))
     assert (tmp_path / "README.md").read_text() == results_page(read_rows(path))

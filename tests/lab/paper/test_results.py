@@ -22,6 +22,7 @@ from icmixup.lab.paper.results import (
     experiment,
     read_rows,
 )
+from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import train
 from icmixup.lab.training.recipe import STRONG, Recipe
 
@@ -38,7 +39,7 @@ def made_run(recipe: Recipe, accuracy: float, **others: object) -> tuple[Recipe,
 
 
 def test_a_real_run_is_read_back_as_written(tmp_path: Path) -> None:
-    row = train(TINY, tmp_path / "runs", data_dir=tmp_path)
+    row = train(TINY, Execution(out=tmp_path / "runs", data_dir=tmp_path))
     path = tmp_path / "results" / "runs.csv"
     append_rows(path, [(TINY, row)])
     (found,) = read_rows(path).rows

@@ -45,7 +45,7 @@ def test_a_log_gets_one_line_a_run():
     target, text = console(terminal=False)
     watch(target)
     first, second, third = text.getvalue().splitlines()
-    assert first == "[1/3] mixup seed 3: accuracy 70.0 %, loss 0.250, done before"
+    assert first == "[1/3] mixup seed 3: accuracy 70.0 %, loss 0.250, finished before"
     pattern = r"\[2/3\] ic-mixup seed 3: accuracy 83\.2 %, loss 0\.500, 6\.0 s; about \d\.\d s left"
     assert re.fullmatch(pattern, second)
     assert third == "[3/3] erm seed 3: no result: the loss became nan"

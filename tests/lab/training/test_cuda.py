@@ -12,7 +12,7 @@ from torch import distributed as dist
 from icmixup import METHODS
 from icmixup.distributed import Ranks, _GatherRows
 from icmixup.lab.datasets import Dataset, Split
-from icmixup.lab.sweep.ray import run_recipes
+from icmixup.lab.sweep import run_recipes
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import Session
 from icmixup.lab.training.ranks import wrap_for_ranks

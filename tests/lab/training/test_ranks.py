@@ -48,14 +48,14 @@ RECIPE = Recipe(
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
-# The command line, with a checkpoint an epoch, and a note of whom to kill.
+# The command line with a checkpoint per epoch, and a note of the process to kill.
 NOTED = """
 import os, sys
 from pathlib import Path
 from icmixup.lab.cli import main
-from icmixup.lab.training.loop import train
+from icmixup.lab.training.execution import Execution
 
-train.__kwdefaults__["checkpoint_seconds"] = 0.0
+Execution.__init__.__kwdefaults__["checkpoint_seconds"] = 0.0
 Path(sys.argv[1], os.environ["RANK"] + ".pid").write_text(str(os.getpid()))
 sys.exit(main(sys.argv[2:]))
 """

@@ -1,4 +1,4 @@
-"""Killed, torn, out of disk: the same command goes on, and ends with the numbers of a quiet run."""
+"""Killed, damaged, out of disk: the same command resumes and ends with the numbers of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def sit(name, *, seconds=None, last_epoch=None, file_limit=None):
     if not (child := os.fork()):
         if file_limit is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
-        stop = lambda progress: os._exit(3) if last_epoch is not None and progress.epoch > last_epoch else None
+        stop = lambda now: os._exit(3) if last_epoch is not None and now.epoch > last_epoch else None
         try:
             run(RECIPE, root / name, on_progress=stop)
         except OSError as error:
@@ -86,15 +86,15 @@ print(json.dumps(found))
 """
 
 
-class Sittings(NamedTuple):
+class Sessions(NamedTuple):
     root: Path  # of the folders of four runs
-    found: dict[str, list[list[int]]]  # of each sitting: exit code, epochs saved, checkpoints refused
+    found: dict[str, list[list[int]]]  # of each session: exit code, epochs saved, checkpoints refused
     stderr: str
 
 
 @pytest.fixture(scope="module")
-def sittings(tmp_path_factory: pytest.TempPathFactory) -> Sittings:
-    root = tmp_path_factory.mktemp("sittings")
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> Sessions:
+    root = tmp_path_factory.mktemp("sessions")
     done = subprocess.run(
         [sys.executable, "-c", SESSIONS, str(root), str(Path(__file__).parent)],
         capture_output=True,
@@ -103,7 +103,7 @@ def sittings(tmp_path_factory: pytest.TempPathFactory) -> Sittings:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
-    return Sittings(root, json.loads(done.stdout), done.stderr)
+    return Sessions(root, json.loads(done.stdout), done.stderr)
 
 
 def outcome(
@@ -128,8 +128,8 @@ def assert_same_weights(one: dict[str, Any], other: dict[str, Any]) -> None:
         assert torch.equal(entry["momentum_buffer"], momenta[1][number]["momentum_buffer"])
 
 
-def test_killed_at_random_moments_a_run_ends_with_bit_identical_numbers(sittings: Sittings) -> None:
-    root, found, _ = sittings
+def test_killed_at_random_moments_a_run_ends_with_bit_identical_numbers(sessions: Sessions) -> None:
+    root, found, _ = sessions
     codes = [code for code, _, _ in found["killed"]]
     assert codes[:2] == [-9, -9]  # on a machine of uneven speed, later ones may come after the end
     assert codes[-1] == 0
@@ -144,9 +144,9 @@ def test_killed_at_random_moments_a_run_ends_with_bit_identical_numbers(sittings
     assert_same_weights(killed[2], whole[2])
 
 
-def test_out_of_disk_the_last_checkpoint_stays_and_the_run_goes_on_from_it(sittings: Sittings) -> None:
+def test_on_a_full_disk_the_last_checkpoint_stays_and_the_run_resumes_from_it(sessions: Sessions) -> None:
     """A limit on the size of files stands for the full disk: the kernel writes no more, not even for root."""
-    root, found, _ = sittings
+    root, found, _ = sessions
     (stopped, saved, _), (failed, still_saved, refused), (ended, _, _) = found["full"]
     assert (stopped, saved) == (3, 4)
     assert (failed, still_saved, refused) == (errno.EFBIG, 4, 0)
@@ -157,25 +157,25 @@ def test_out_of_disk_the_last_checkpoint_stays_and_the_run_goes_on_from_it(sitti
     assert_same_weights(full[2], whole[2])
 
 
-def test_two_processes_give_the_same_numbers(sittings: Sittings, tmp_path: Path) -> None:
+def test_two_processes_give_the_same_numbers(sessions: Sessions, tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         train(RECIPE, Execution(out=tmp_path, data_dir=tmp_path, device="cpu"))
     finally:
         torch.set_num_threads(threads)
-    here, there = outcome(tmp_path), outcome(sittings.root / "whole")
+    here, there = outcome(tmp_path), outcome(sessions.root / "whole")
     assert here[:2] == there[:2]
     assert_same_weights(here[2], there[2])
 
 
-def test_a_torn_checkpoint_is_named_aloud_and_the_one_before_it_used(sittings: Sittings) -> None:
-    (_, saved, _), (_, saved_before, refused), (ended, _, _) = sittings.found["torn"]
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_used(sessions: Sessions) -> None:
+    (_, saved, _), (_, saved_before, refused), (ended, _, _) = sessions.found["torn"]
     assert (saved, saved_before, refused, ended) == (4, 3, 1, 0)
-    assert "checkpoint.pt is torn or not a checkpoint of ours" in sittings.stderr
-    row, lines, state = outcome(sittings.root / "torn")
-    whole = outcome(sittings.root / "whole")
+    assert "checkpoint.pt is damaged or not a checkpoint of icmixup" in sessions.stderr
+    row, lines, state = outcome(sessions.root / "torn")
+    whole = outcome(sessions.root / "whole")
     assert row == whole[0]
     assert [line for line in lines if "loss" in line] == whole[1]
-    assert ["checkpoint.pt is torn" in line["refused"] for line in lines if "loss" not in line] == [True]
+    assert ["checkpoint.pt is damaged" in line["refused"] for line in lines if "loss" not in line] == [True]
     assert_same_weights(state, whole[2])

@@ -97,7 +97,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_it_used(
         assert state is not None
         assert state["epochs_done"] == 1
         assert list(refused) == [newest]
-        assert "checkpoint.pt is torn or not a checkpoint of ours" in refused[newest]
+        assert "checkpoint.pt is damaged or not a checkpoint of icmixup" in refused[newest]
 
 
 def test_a_checkpoint_of_another_recipe_is_refused_with_both_keys(tmp_path: Path) -> None:
@@ -128,10 +128,10 @@ def test_a_refused_checkpoint_does_not_push_out_the_good_one(tmp_path: Path) -> 
     run = make_run(tmp_path)
     newest, previous = run.checkpoints()
     newest.write_bytes(b"no checkpoint")
-    with pytest.warns(UserWarning, match="torn or not a checkpoint"):
+    with pytest.warns(UserWarning, match="damaged or not a checkpoint"):
         run.set_aside(run.load(CPU)[1])
     assert newest.with_suffix(".refused").read_bytes() == b"no checkpoint"
-    assert "torn" in run.read_log()[-1]["refused"]
+    assert "damaged" in run.read_log()[-1]["refused"]
     run.save(make_state(2))
     newest.unlink()
     assert read_checkpoint(previous, RECIPE, CPU)["epochs_done"] == 1
@@ -149,7 +149,7 @@ def test_a_checkpoint_cannot_run_code(tmp_path: Path, monkeypatch: pytest.Monkey
     torch.save({"recipe": RECIPE.key, "weights": Sabotage()}, buffer)
     path = tmp_path / "checkpoint.pt"
     path.write_bytes(buffer.getvalue() + hashlib.sha256(buffer.getvalue()).digest())
-    with pytest.raises(ValueError, match="not a checkpoint of ours"):
+    with pytest.raises(ValueError, match="not a checkpoint of icmixup"):
         read_checkpoint(path, RECIPE, CPU)
     assert not (tmp_path / "sabotaged").exists()
 

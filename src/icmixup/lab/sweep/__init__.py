@@ -7,8 +7,8 @@ is
          restarted elsewhere and resumes from its last checkpoint: `out` and the data must be at the same path
          in a file system that all nodes share, and icmixup must be installed on each
 
-Both resume finished and partial runs in `out`. A run's numbers are those of train() alone, bit for bit if torch
-has the same number of threads; otherwise sums are taken in another order.
+Both resume finished and partial runs in `out`. A run's numbers are those of train() alone, bit for bit if
+torch has the same number of threads; otherwise sums are taken in another order.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def check_execution(execution: Execution) -> None:
         raise ValueError(f"--workers must be at least 1, got {workers}")
     if world_size() > 1 and (engine == "ray" or workers not in (None, 1)):
         raise ValueError(
-            f"under torchrun all {world_size()} processes train one run together; start icmixup without torchrun "
-            "for concurrent runs or for --engine ray"
+            f"under torchrun all {world_size()} processes train one run together; start icmixup without "
+            "torchrun for concurrent runs or for --engine ray"
         )
 
 

@@ -253,8 +253,8 @@ class ProcessPool:
 def describe_death(recipe: Recipe, code: int | None) -> str:
     how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
     return (
-        f"the process of {recipe.name} died {RETRIES + 1} times, the last time with {how}; if memory is short, "
-        "use fewer --workers and run the same command again to resume from its last checkpoint"
+        f"the process of {recipe.name} died {RETRIES + 1} times, the last time with {how}; if memory is "
+        "short, use fewer --workers and run the same command again to resume from its last checkpoint"
     )
 
 
