@@ -131,7 +131,7 @@ def _resized_crops(images: Tensor, boxes: Tensor) -> Tensor:
     step = max(1, BLOCK_PIXELS.get(images.device.type, 1 << 23) // height**2)
     for start in range(0, len(images), step):
         rows = slice(start, start + step)
-        top, left, h, w = boxes[rows].to(images.device)[:, :, None].unbind(1)
+        top, left = boxes[rows, :2].to(images.device)[:, :, None].unbind(1)
         y = (top + torch.arange(height, device=images.device)).clamp(max=height - 1)
         x = (left + torch.arange(width, device=images.device)).clamp(max=width - 1)
         number = torch.arange(len(y), device=images.device)[:, None, None]

@@ -94,7 +94,7 @@ def default_recipe(flags: CompareFlags) -> str:
 def run_compare(flags: CompareFlags, recipe_name: str) -> int:
     """Train, compare, print the table, write the files."""
     named = check_compare(flags)
-    from icmixup.lab.cli.data import load_data
+    from icmixup.lab.cli.data import load_data, settle_image_size
     from icmixup.lab.comparison.compare import (
         compare,
         comparison_recipes,
@@ -109,6 +109,7 @@ def run_compare(flags: CompareFlags, recipe_name: str) -> int:
     from icmixup.lab.training.ranks import pick_device
 
     recipe, execution = flags.shared_recipe(), flags.execution()
+    recipe = settle_image_size(recipe, execution.data_dir, execution.device)
     seeds = range(flags.seed, flags.seed + flags.seeds)
     device = pick_device(execution.device)
     data = load_data(recipe, execution.data_dir)

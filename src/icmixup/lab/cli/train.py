@@ -44,7 +44,7 @@ def train_defaults(recipe: str) -> TrainFlags:
 def run_train(flags: TrainFlags) -> int:
     """Train, and print one line."""
     recipe = flags.run_recipe()
-    from icmixup.lab.cli.data import load_data
+    from icmixup.lab.cli.data import load_data, settle_image_size
     from icmixup.lab.comparison.compare import delete_runs
     from icmixup.lab.sweep import find_finished
     from icmixup.lab.sweep.progress import Display
@@ -54,6 +54,7 @@ def run_train(flags: TrainFlags) -> int:
     if world_size() > 1 and flags.where.fresh:
         raise ValueError("--fresh is not available under torchrun; use another --out folder")
     pick_device(flags.where.device)
+    recipe = settle_image_size(recipe, flags.where.data_dir, flags.where.device)
     data = load_data(recipe, flags.where.data_dir)
     execution = dataclasses.replace(make_execution(flags.out, flags.where), dataset=data)
     if flags.where.fresh:

@@ -62,7 +62,7 @@ class Store:
     def _copy(self, device: torch.device) -> Tensor:
         copied = torch.empty_like(self.pixels, device=device)
         step = RESIDENT_BYTES // (2 * CHANNELS)
-        for source, target in zip(self.pixels.split(step), copied.split(step), strict=True):
+        for source, target in zip(torch.split(self.pixels, step), torch.split(copied, step), strict=True):
             target.copy_(source)
             self.release(source.numel())
         # Runs on other streams read the copy, so it must be complete.
@@ -113,6 +113,9 @@ class Photos:
     @property
     def shape(self) -> torch.Size:
         return torch.Size([len(self), CHANNELS, self.image_size, self.image_size])
+
+    def dim(self) -> int:
+        return len(self.shape)
 
     @property
     def sizes(self) -> Tensor:
