@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from icmixup.lab.augment.colour import Erased, Jitter, apply_erased, apply_jitter, draw_erased, draw_jitter
-from icmixup.lab.augment.crop import draw_boxes, resize_windows
+from icmixup.lab.augment.crop import draw_boxes, resize_each, resize_windows
 from icmixup.lab.augment.geometry import Geometry, apply_geometry, draw_geometry
 from icmixup.lab.augment.trivial import DrawnOperations, apply_operations, draw_operations
 
@@ -24,6 +24,7 @@ __all__ = [
     "draw_augmentation",
     "normalise",
     "normaliser",
+    "resize_each",
     "resize_windows",
 ]
 

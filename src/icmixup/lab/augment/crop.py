@@ -1,8 +1,9 @@
-"""RandomResizedCrop of photos of different sizes, as two matrix products.
+"""RandomResizedCrop of photos of different sizes.
 
 B photos    S side of the result    H, W largest height and width of the boxes
 
-Resizing is linear and separable: a window X (H, W) becomes A_y X A_x^T, where row i of A_y (S, H) holds the
+On a CPU each crop is resized by torch's own function. On a GPU a batch is resized by two matrix products:
+resizing is linear and separable: a window X (H, W) becomes A_y X A_x^T, where row i of A_y (S, H) holds the
 weights of the pixels that output row i averages. A flip reverses the rows of A_x. The weights are those of
 the antialiased bilinear filter of Pillow and torch: a triangle of the width of an output pixel, at least.
 """
@@ -10,8 +11,10 @@ the antialiased bilinear filter of Pillow and torch: a triangle of the width of 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 ATTEMPTS = 10
@@ -51,6 +54,16 @@ def centre_boxes(sizes: Tensor) -> Tensor:
     w = torch.minimum(width, (height * RATIO[1]).round().long()).clamp(min=1)
     h = torch.minimum(height, (width / RATIO[0]).round().long()).clamp(min=1)
     return torch.stack([(height - h) // 2, (width - w) // 2, h, w], dim=1)
+
+
+def resize_each(crops: Iterable[Tensor], side: int) -> Tensor:
+    """Resize (height, width, 3) uint8 crops of different sizes on a CPU: (B, 3, S, S) uint8."""
+    # As bytes with the channels last, for which torch has vector instructions.
+    resized = [
+        F.interpolate(crop.permute(2, 0, 1)[None], size=(side, side), mode="bilinear", antialias=True)
+        for crop in crops
+    ]
+    return torch.cat(resized)
 
 
 def resize_windows(windows: Tensor, boxes: Tensor, side: int) -> Tensor:

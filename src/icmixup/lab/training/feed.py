@@ -18,6 +18,7 @@ from icmixup.lab.augment import (
     apply_augmentation,
     augment,
     draw_augmentation,
+    resize_each,
     resize_windows,
 )
 from icmixup.lab.datasets import Photos, Split
@@ -36,6 +37,13 @@ def make_feed(recipe: Recipe, train: Split) -> Feed:
 def augmentations(recipe: Recipe) -> Augmentations:
     """The settings of a recipe."""
     return Augmentations(**{name: getattr(recipe, name) for name in Augmentations._fields})
+
+
+def crop_photos(photos: Photos, boxes: Tensor) -> Tensor:
+    """(B, 3, side, side) uint8 on the device: the boxes of the photos, resized."""
+    if photos.device.type == "cpu":
+        return resize_each(photos.crops(boxes), photos.image_size)
+    return resize_windows(photos.windows(boxes), boxes, photos.image_size)
 
 
 class Feed:
@@ -117,10 +125,7 @@ class PhotoFeed(Feed):
         size = self.recipe.batch_size
         own = slice(step * size + rank(), (step + 1) * size, world_size())
         photos, drawn = self.photos[own], self.drawn_rows(own)
-        if drawn.boxes is None:
-            squares = photos.square()
-        else:
-            squares = resize_windows(photos.windows(drawn.boxes), drawn.boxes, photos.image_size)
+        squares = photos.square() if drawn.boxes is None else crop_photos(photos, drawn.boxes)
         augmented = apply_augmentation(squares, drawn, self.settings)
         self.epoch.images[rank() : rank() + len(photos) * world_size() : world_size()] = augmented
 
