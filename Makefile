@@ -15,10 +15,11 @@ demo: $(VENV)/ready  ## compare eight methods on long-tailed digits, three seeds
 test: $(VENV)/ready  ## every test that needs neither a GPU nor other frameworks
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(WORKERS) --ignore tests/integrations
 
-check: $(VENV)/ready  ## format, lint, types
+check: $(VENV)/ready  ## format, lint, types, layers of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(VENV)/ready
 	$(BIN)/ruff format .

@@ -1,14 +1,16 @@
-"""Time and peak memory of the loss, forward and backward, in six forms: one CSV row a measurement.
+"""Time and peak memory of the loss, forward and backward, in six forms: one CSV row per measurement.
 
-    python bench/loss.py --out results/bench_loss.csv --seconds 150      what matters first, then the cheapest
-    python bench/loss.py --missing --out results/bench_loss.csv     what it does not hold yet of this device
+    python bench/loss.py --out results/bench_loss.csv --seconds 150      important cases come first
+    python bench/loss.py --missing --out results/bench_loss.csv          only cases that the file lacks
     python bench/loss.py --plot docs/loss.png --out results/bench_loss.csv --seconds 0
-    python bench/loss.py --device cpu --batches 64 128 --classes 10 --forms plain chunked      a rehearsal
+    python bench/loss.py --device cpu --batches 64 128 --classes 10 --forms plain chunked      a quick check
+    python bench/loss.py --baseline ../before/src      two versions, and the ratio of their times
 
-Every form is timed alike, as in training: runs back to back between two events on the device's clock, so that
-the host may run ahead; of five such groups the median, after warming up. Small sizes also as a CUDA graph
-(plain_graph, auto_graph, fused_graph), where the host has no part. bench/tune.py chooses the tiles of the
-kernels and shows where their time goes.
+Every form is timed in the same way, as in training: several runs between two events on the device's clock, so
+that the host may run ahead; the median of five such groups, after warming up. Small sizes also as a CUDA
+graph (plain_graph, auto_graph, fused_graph), where the host's time does not count. --baseline measures this
+version and the one in another src folder in alternating processes (bench/time_loss.py). bench/tune.py chooses
+the tiles of the kernels and shows where their time goes.
 """
 
 from __future__ import annotations
@@ -16,7 +18,11 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import itertools
+import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +34,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from icmixup import infinite_class_loss
+from icmixup.contrast import Request
 from icmixup.contrast.chunked import contrast_chunked
 from icmixup.contrast.fused import HAS_TRITON, contrast_fused, fused_available
 from icmixup.lab.training.run_folder import provenance
@@ -38,7 +45,7 @@ if HAS_TRITON:
 
     @triton.jit
     def exponentials(out, rounds, B: tl.constexpr):
-        """`rounds` powers of two for each of B numbers, in registers alone."""
+        """`rounds` powers of two for each of B numbers, in registers only."""
         x = tl.arange(0, B).to(tl.float32) / B
         for _ in range(rounds):
             x = tl.exp2(-x)
@@ -49,8 +56,13 @@ BATCHES = (128, 512, 2048, 8192, 16384, 32768, 65536, 131072)
 CLASSES = (10, 100, 1000, 21843)
 LINEAR = ("fused", "chunked")  # forms that never store S~
 LARGEST_STORED = 65536  # for the forms that do
-LARGEST_GRAPH = 8192  # beyond it the host has no part in any form
-SLOW_SECONDS = 2.0  # a run that takes longer, warming up is nothing beside it: it is timed once
+LARGEST_GRAPH = 8192  # beyond it the host's time does not count in any form
+SLOW_SECONDS = 2.0  # a run that takes longer is timed once, since warming up hardly changes it
+SOURCE = Path(__file__).parents[1] / "src"
+# pairs and classes that --baseline measures, and the one where it measures the plain form too
+BASELINE_SIZES = ("128x100", "2048x100", "8192x100", "8192x1000", "32768x100", "32768x1000", "65536x1000")
+BASELINE_SIZES += ("8192x21843",)
+PLAIN_SIZE = "32768x1000"
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -80,14 +92,14 @@ def gathered_loss(scores: Tensor, targets: Tensor) -> Tensor:
 
 
 def fused_loss(scores: Tensor, targets: Tensor, tiles: tuple[int, ...] = ()) -> Tensor:
-    rows, columns = contrast_fused(scores, targets, tiles=tiles)
+    rows, columns = contrast_fused(Request(scores, targets), tiles=tiles)
     assert rows is not None
     assert columns is not None
     return rows.mean() + columns.mean()
 
 
 def chunked_loss(scores: Tensor, targets: Tensor) -> Tensor:
-    rows, columns = contrast_chunked(scores, targets)
+    rows, columns = contrast_chunked(Request(scores, targets))
     assert rows is not None
     assert columns is not None
     return rows.mean() + columns.mean()
@@ -114,7 +126,7 @@ class Case(NamedTuple):
     classes: int
 
     def matrices(self) -> int:
-        """How many B x B float32 matrices the form holds at once."""
+        """How many B x B float32 matrices the form holds at the same time."""
         return {"authors": 5, "compiled": 2}.get(self.form, 0 if self.form in LINEAR else 4)
 
     @property
@@ -125,7 +137,7 @@ class Case(NamedTuple):
         return 4 * (self.matrices() * self.batch**2 + 6 * self.batch * self.classes)
 
     def run_seconds(self) -> float:
-        """About how long one run takes on an H200."""
+        """Approximate time of one run on an H200."""
         product = 0 if self.form in ("fused", "compiled") else 6 * self.batch**2 * self.classes / 4e13
         return product + 2e-11 * self.batch**2
 
@@ -134,12 +146,12 @@ class Case(NamedTuple):
         return self.run_seconds() > SLOW_SECONDS
 
     def seconds(self) -> float:
-        """About how long a measurement takes on an H200, to know beforehand what does not fit."""
+        """Approximate time of a measurement on an H200, to skip those that do not fit into --seconds."""
         return (1 if self.is_slow else 10) * self.run_seconds() + (6 if self.form == "compiled" else 0.7)
 
 
 def draw(case: Case, args: argparse.Namespace) -> tuple[Tensor, Tensor]:
-    """Scores that want a gradient, and Mixup targets with a lam for each pair."""
+    """Scores with a gradient, and Mixup targets with a lam for each pair."""
     generator = torch.Generator(args.device).manual_seed(0)
     new = {"device": args.device, "generator": generator}
     scores = 3 * torch.randn(case.batch, case.classes, **new)
@@ -157,7 +169,7 @@ def once(loss: Loss, scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def median_ms(run: Callable[[], object], device: str, seconds: float = 0.3, groups: int = 5) -> float:
-    """Time of one run: the median over groups of runs back to back, after warming up."""
+    """Time of one run: the median over groups of consecutive runs, after warming up."""
     for _ in range(3):
         run()
     times = int(1e3 * seconds / groups / max(group_ms(run, 2, device), 1e-2))
@@ -165,7 +177,7 @@ def median_ms(run: Callable[[], object], device: str, seconds: float = 0.3, grou
 
 
 def group_ms(run: Callable[[], object], times: int, device: str) -> float:
-    """Mean time of runs back to back, on the device's clock."""
+    """Mean time of consecutive runs, on the device's clock."""
     if device != "cuda":
         start = time.perf_counter()
         for _ in range(times):
@@ -182,7 +194,7 @@ def group_ms(run: Callable[[], object], times: int, device: str) -> float:
 
 
 def replayed(loss: Loss, scores: Tensor, targets: Tensor) -> Callable[[], object]:
-    """Forward and backward captured once; what is returned replays them."""
+    """Capture forward and backward in a CUDA graph; returns the function that replays it."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -196,7 +208,7 @@ def replayed(loss: Loss, scores: Tensor, targets: Tensor) -> Callable[[], object
 
 
 def exponentials_per_second(device: str) -> float | None:
-    """How many exponentials a GPU takes when it does nothing else."""
+    """How many exponentials per second the GPU computes when it does nothing else."""
     if device != "cuda" or not HAS_TRITON:
         return None
     programs = 16 * torch.cuda.get_device_properties(0).multi_processor_count
@@ -206,7 +218,7 @@ def exponentials_per_second(device: str) -> float | None:
 
 
 def time_and_peak(run: Callable[[], object], device: str, slow: bool) -> tuple[float, float | None]:
-    """Milliseconds of one run, and most memory held at once beyond the inputs, in 10^6 bytes."""
+    """Milliseconds of one run, and peak memory beyond the inputs, in 10^6 bytes."""
     ms = None if slow else median_ms(run, device)
     if device == "cuda":
         before = torch.cuda.memory_allocated()
@@ -217,7 +229,7 @@ def time_and_peak(run: Callable[[], object], device: str, slow: bool) -> tuple[f
 
 
 def errors(loss: Loss, scores: Tensor, targets: Tensor) -> tuple[float | None, float | None]:
-    """Relative error of the loss and of its gradient (norm) against float64, where that is affordable."""
+    """Relative error of the loss and of its gradient (norm) against float64; None if that takes too long."""
     if 6 * len(scores) ** 2 * scores.shape[1] > (2e13 if scores.is_cuda else 1e10):
         return None, None
     value, gradient = once(loss, scores, targets)
@@ -258,7 +270,7 @@ def surroundings(device: str) -> dict[str, str]:
 
 
 def cases(args: argparse.Namespace) -> list[Case]:
-    """What the targets are about first, then the rest by its cost."""
+    """The cases that the documentation quotes first, then the others by their cost."""
     every = [Case(*case) for case in itertools.product(args.forms, args.batches, args.classes)]
     every = [case for case in every if case.form in LINEAR or case.batch <= LARGEST_STORED]
     named = [Case(form, 32768, 1000) for form in ("fused", "plain", "authors", "compiled", "open_clip")]
@@ -274,18 +286,18 @@ def cases(args: argparse.Namespace) -> list[Case]:
 
 
 def fits(case: Case, left: float, device: str) -> str:
-    """Why a case is left out, or nothing."""
+    """Why a case is skipped; empty if it is not."""
     if case.form in ("fused", "fused_graph") and not fused_available(device):
         return "no Triton or no CUDA"
     if device == "cuda" and case.bytes() > 0.9 * torch.cuda.mem_get_info()[0]:
-        return f"wants about {case.bytes() / 1e9:.0f} GB"
+        return f"needs about {case.bytes() / 1e9:.0f} GB"
     if case.seconds() > left:
         return f"{left:.0f} s left"
     return ""
 
 
 def known_cases(path: Path | None, device: str) -> set[Case]:
-    """What the CSV holds already of this device."""
+    """The cases of this device that the CSV has already."""
     if path is None or not path.exists():
         return set()
     here = surroundings(device)["device"]
@@ -300,7 +312,7 @@ def measure_all(args: argparse.Namespace) -> Iterator[dict[str, object]]:
     for case in (case for case in cases(args) if case not in known):
         reason = fits(case, until - time.perf_counter(), args.device)
         if reason:
-            print(f"{case.form:11} B {case.batch:6} C {case.classes:5}  left out: {reason}", flush=True)
+            print(f"{case.form:11} B {case.batch:6} C {case.classes:5}  skipped: {reason}", flush=True)
             continue
         try:
             yield measure(case, args)
@@ -310,24 +322,72 @@ def measure_all(args: argparse.Namespace) -> Iterator[dict[str, object]]:
             torch.cuda.empty_cache()
 
 
+def time_version(source: Path, cases: list[tuple[int, int, bool]], device: str) -> list[float]:
+    """Milliseconds of each case with the package in `source`, in a process of its own."""
+    command = [sys.executable, str(Path(__file__).with_name("time_loss.py")), device, json.dumps(cases)]
+    environment = {**os.environ, "PYTHONPATH": str(source)}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    package, *times = json.loads(done.stdout)
+    assert Path(package).is_relative_to(source), f"measured {package} instead of {source}"
+    return times
+
+
+def compare_versions(args: argparse.Namespace) -> None:
+    """Time this version and --baseline in turn, and print medians and ratios.
+
+    In turn, because the clock of a GPU changes with its temperature. On a CPU both are the plain form.
+    """
+    on_gpu = args.device == "cuda"
+    cases = [(*map(int, size.split("x")), on_gpu) for size in args.sizes]
+    if on_gpu and PLAIN_SIZE in args.sizes:
+        cases.append((*map(int, PLAIN_SIZE.split("x")), False))
+    found: dict[Path, list[list[float]]] = {args.baseline.resolve(): [], SOURCE: []}
+    for number in range(args.rounds):
+        for source, times in found.items():
+            times.append(time_version(source, cases, args.device))
+            print(f"round {number + 1} of {args.rounds}: {source}", flush=True)
+    before, now = ([statistics.median(case) for case in zip(*times, strict=True)] for times in found.values())
+    print(f"{'pairs':>8} {'classes':>8} {'form':>6} {'baseline ms':>12} {'this ms':>10} {'ratio':>6}")
+    for (pairs, classes, fused), old, new in zip(cases, before, now, strict=True):
+        form = "fused" if fused else "plain"
+        print(f"{pairs:8} {classes:8} {form:>6} {old:12.3f} {new:10.3f} {new / old:6.3f}")
+    if on_gpu and PLAIN_SIZE in args.sizes:
+        row = args.sizes.index(PLAIN_SIZE)
+        speedups = [times[-1] / times[row] for times in (before, now)]
+        print(
+            f"fused at {PLAIN_SIZE}: {speedups[0]:.2f} times as fast as plain in the baseline, "
+            f"{speedups[1]:.2f} times in this version"
+        )
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, help="CSV that rows are appended to")
-    parser.add_argument("--missing", action="store_true", help="measure only what --out does not hold")
-    parser.add_argument("--plot", type=Path, help="picture of the rows in --out, or of this run's")
-    parser.add_argument("--seconds", type=float, default=500, help="time for all measurements together")
+    parser.add_argument("--missing", action="store_true", help="measure only cases that --out lacks")
+    parser.add_argument("--plot", type=Path, help="write a figure of the rows in --out, or of this run")
+    parser.add_argument("--seconds", type=float, default=500, help="time limit for all measurements together")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--classes", type=int, nargs="+", default=CLASSES)
     parser.add_argument("--forms", nargs="+", default=list(FORMS), choices=list(FORMS))
+    parser.add_argument(
+        "--baseline", type=Path, metavar="SRC", help="src folder of another version: print the ratio of times"
+    )
+    parser.add_argument(
+        "--sizes", nargs="+", default=list(BASELINE_SIZES), metavar="PAIRSxCLASSES", help="for --baseline"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="processes per version, for --baseline")
     return parser.parse_args()
 
 
 def main() -> None:
     args = parse()
+    if args.baseline is not None:
+        compare_versions(args)
+        return
     rows = []
     for row in measure_all(args):
         write_row(row, args.out)

@@ -29,7 +29,7 @@ METHODS = ("mixup", "ic-mixup")
 
 
 def measure(recipe: Recipe, seeds: int, workers: int, data_dir: Path) -> dict[str, object]:
-    """One row: so many runs at once."""
+    """One row: `workers` concurrent runs."""
     with tempfile.TemporaryDirectory() as folder:
         root, started = Path(folder), time.perf_counter()
         found = compare(

@@ -1,6 +1,6 @@
-"""The kernels of the loss alone: which tiles are fastest, and where the time goes.
+"""The kernels of the loss: which tiles are fastest, and how much time each kernel takes.
 
-python bench/tune.py tiles --seconds 200        forward and backward apart, checked against the chunked form
+python bench/tune.py tiles --seconds 200        forward and backward separately, with their errors
 python bench/tune.py profile                    time by kernel
 """
 
@@ -15,10 +15,11 @@ import torch
 from loss import Case, chunked_loss, draw, fused_loss, median_ms, once
 from torch import Tensor
 
+from icmixup.contrast import Request
 from icmixup.contrast.fused import contrast_fused
-from icmixup.contrast.launch import Tiles
+from icmixup.contrast.triton_forward import Tiles
 
-# classifiers, images, warps, groups a multiprocessor
+# classifiers, images, warps, groups per multiprocessor
 SUMS = (
     *((256, 32, 8, 1), (256, 32, 16, 1), (512, 32, 16, 1), (128, 32, 8, 1), (128, 32, 4, 2), (256, 32, 8, 2)),
     *((128, 32, 8, 2), (256, 16, 8, 2), (128, 16, 4, 4), (256, 16, 16, 2), (512, 16, 16, 1), (128, 64, 8, 2)),
@@ -33,7 +34,7 @@ GRADIENTS = (
 
 
 def candidates(cores: int) -> Iterator[tuple[str, Tiles]]:
-    """Forward and backward tiles by turns, so that a short run has seen some of both."""
+    """Forward and backward tiles alternately, so that a short run measures some of both."""
     sums = [Tiles(*size[:3], sum_groups=size[3] * cores) for size in SUMS]
     gradients = [
         Tiles(grad_chunks=c, grad_entries=n, grad_images=i, grad_warps=w) for c, n, i, w in GRADIENTS
@@ -48,21 +49,21 @@ def gradient_run(scores: Tensor, targets: Tensor, tiles: Tiles) -> Callable[[], 
 
 
 def sums_run(scores: Tensor, targets: Tensor, tiles: Tiles) -> Callable[[], object]:
-    return lambda: contrast_fused(scores.detach(), targets, tiles=tuple(tiles))
+    return lambda: contrast_fused(Request(scores.detach(), targets), tiles=tuple(tiles))
 
 
-def off(scores: Tensor, targets: Tensor, tiles: Tiles, right: tuple[Tensor, Tensor]) -> float:
+def relative_error(scores: Tensor, targets: Tensor, tiles: Tiles, exact: tuple[Tensor, Tensor]) -> float:
     """Relative error of the gradient, or of the loss if that is larger."""
     value = fused_loss(scores, targets, tuple(tiles))
     (gradient,) = torch.autograd.grad(value, scores)
-    of_loss = (value.detach() / right[0] - 1).abs()
-    return torch.maximum(of_loss, (gradient - right[1]).norm() / right[1].norm()).item()
+    of_loss = (value.detach() / exact[0] - 1).abs()
+    return torch.maximum(of_loss, (gradient - exact[1]).norm() / exact[1].norm()).item()
 
 
 def tune(args: argparse.Namespace) -> None:
-    """Print every candidate as it is timed, and the three fastest of either kind last."""
+    """Print every candidate as it is timed, then the three fastest of each kind."""
     scores, targets = draw(Case("fused", args.batch, args.classes), args)
-    right = once(chunked_loss, scores, targets)
+    exact = once(chunked_loss, scores, targets)
     cores = torch.cuda.get_device_properties(0).multi_processor_count if args.device == "cuda" else 2
     until, found = time.perf_counter() + args.seconds, []
     for name, tiles in candidates(cores):
@@ -71,21 +72,22 @@ def tune(args: argparse.Namespace) -> None:
             break
         try:
             run = (sums_run if name == "sums" else gradient_run)(scores, targets, tiles)
-            ms, error = median_ms(run, args.device, 0.1), off(scores, targets, tiles, right)
+            ms, error = median_ms(run, args.device, 0.1), relative_error(scores, targets, tiles, exact)
         except Exception as problem:  # a tile that does not compile or fit is one line of the table
             print(
-                f"{name:9} {shown(name, tiles):24} {type(problem).__name__}: {str(problem)[:80]}", flush=True
+                f"{name:9} {describe(name, tiles):24} {type(problem).__name__}: {str(problem)[:80]}",
+                flush=True,
             )
             continue
         found.append((name, ms, error, tiles))
-        print(f"{name:9} {shown(name, tiles):24} {ms:8.3f} ms  off by {error:.1e}", flush=True)
+        print(f"{name:9} {describe(name, tiles):24} {ms:8.3f} ms  error {error:.1e}", flush=True)
     for name in ("sums", "gradient"):
         best = sorted((row for row in found if row[0] == name and row[2] < 1e-4), key=lambda row: row[1])
         for _, ms, error, tiles in best[:3]:
-            print(f"best {name:9} {shown(name, tiles):24} {ms:8.3f} ms  off by {error:.1e}")
+            print(f"best {name:9} {describe(name, tiles):24} {ms:8.3f} ms  error {error:.1e}")
 
 
-def shown(name: str, tiles: Tiles) -> str:
+def describe(name: str, tiles: Tiles) -> str:
     return " ".join(map(str, tiles[:4] if name == "sums" else tiles[4:8]))
 
 

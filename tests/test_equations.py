@@ -53,7 +53,7 @@ def probability(batch: Batch, axis: str, i: int) -> Tensor:
 
 
 def log_normaliser(batch: Batch, axis: str, i: int) -> Tensor:
-    """log Z_i, as far as the library tells it: the loss of pair i is log Z_i - r_i^T W y~_i."""
+    """log Z_i from the library's loss: the loss of pair i is log Z_i - r_i^T W y~_i."""
     loss = infinite_class_loss(batch.scores, batch.targets, (axis,), reduction="none")[i]
     return loss + mixed_score(batch, i, i)
 

@@ -1,101 +1,49 @@
-"""Imports go one way, the library needs torch alone, and `import icmixup` loads nothing it does not need."""
+"""The library needs torch only, and importing icmixup loads nothing it does not need.
+
+Which module may import which is checked by import-linter (`make check`, contracts in pyproject.toml).
+"""
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
-from collections.abc import Iterator
-from graphlib import TopologicalSorter
-from pathlib import Path
 
-import pytest
+import icmixup
 
-SRC = Path(__file__).parents[1] / "src" / "icmixup"
-KERNELS = (
-    "kernels",
-    "kernels_sums",
-    "kernels_backward",
-    "launch",
-    "launch_backward",
-)  # imported only where they are used
-LIBRARY = [  # a new room gets a place here: behind all it imports
-    *("checks", "contrast", "gather", "temperature", *KERNELS, "chunked", "fused"),
-    *("pairs", "hidden", "loss", "cached", "methods", "adapters"),
+# Public names of version 0.1.0: users have these in their code. New names are added here, none disappears.
+PUBLIC = [
+    "AXES",
+    "METHODS",
+    "InfiniteClassLoss",
+    "Method",
+    "Pairs",
+    "cached_backward",
+    "draw_cutmix",
+    "draw_either",
+    "draw_mixup",
+    "draw_remix",
+    "draw_virtual",
+    "fit_temperature",
+    "infinite_class_loss",
+    "mix_hidden",
+    "mix_inputs",
+    "mix_targets",
+    "mixed_accuracy",
+    "training_loss",
 ]
-LABORATORY = [  # DESIGN.md's order; smaller rooms stand where they fit, as long as there is no circle
-    *("data", "augment", "models", "evaluate", "recipe", "runs", "train", "engine", "compare", "paper"),
-    *("analysis", "figures", "report", "cli"),
-]
-DOORS = ("__init__", "__main__")
 HEAVY = ("icmixup.lab", "triton", "matplotlib", "plotly", "sklearn", "scipy", "tyro", "rich", "datasets")
 
 
-def library_rooms() -> list[str]:
-    rooms = [path.stem for path in SRC.glob("*.py") if path.stem not in DOORS]
-    return sorted(rooms) + ["adapters"] * (SRC / "adapters").is_dir()
+def test_public_names_of_the_first_version_are_still_there() -> None:
+    assert set(PUBLIC) <= set(icmixup.__all__)
+    for name in icmixup.__all__:
+        assert getattr(icmixup, name) is not None
+        assert name in dir(icmixup)
 
 
-def laboratory_rooms() -> list[str]:
-    return sorted(path.stem for path in (SRC / "lab").glob("*.py") if path.stem not in DOORS)
-
-
-def imported_modules(tree: ast.AST) -> Iterator[str]:
-    """Dotted names of what a file imports, at its head or within a function, but not for its types alone."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"relative import of {node.module}"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        else:
-            yield from imported_modules(node)
-
-
-def imports_of(room: str, folder: Path = SRC) -> set[str]:
-    files = [folder / f"{room}.py"] if (folder / f"{room}.py").exists() else (folder / room).glob("*.py")
-    return {name for file in files for name in imported_modules(ast.parse(file.read_text()))}
-
-
-def rooms_named(imports: set[str], prefix: str, rooms: list[str]) -> set[str]:
-    """Of names as icmixup.pairs.draw_mixup, those that lie in one of the rooms: pairs."""
-    below = {name.removeprefix(prefix).split(".")[0] for name in imports if name.startswith(prefix)}
-    return below & set(rooms)
-
-
-def test_every_library_room_has_its_place_in_the_order() -> None:
-    assert set(library_rooms()) - set(LIBRARY) == set()
-
-
-@pytest.mark.parametrize("room", [room for room in LIBRARY if room in library_rooms()])
-def test_each_library_room_imports_only_rooms_before_it(room: str) -> None:
-    before = LIBRARY[: LIBRARY.index(room)]
-    assert rooms_named(imports_of(room), "icmixup.", LIBRARY) - {room} <= set(before)
-
-
-@pytest.mark.parametrize("room", [*library_rooms(), "__init__"])
-def test_no_library_room_knows_the_laboratory(room: str) -> None:
-    assert not any(name.startswith("icmixup.lab") for name in imports_of(room))
-
-
-@pytest.mark.parametrize("room", [room for room in library_rooms() if room != "adapters"])
-def test_library_rooms_import_torch_alone(room: str) -> None:
-    allowed = {"torch", "icmixup", *sys.stdlib_module_names} | ({"triton"} if room in KERNELS else set())
-    assert {name.split(".")[0] for name in imports_of(room)} <= allowed
-
-
-@pytest.mark.parametrize("room", [room for room in LABORATORY if room in laboratory_rooms()])
-def test_each_laboratory_room_imports_only_rooms_before_it(room: str) -> None:
-    before = LABORATORY[: LABORATORY.index(room)]
-    assert rooms_named(imports_of(room, SRC / "lab"), "icmixup.lab.", LABORATORY) <= set(before)
-
-
-def test_no_circle_of_rooms_in_the_laboratory() -> None:
-    rooms = laboratory_rooms()
-    graph = {room: rooms_named(imports_of(room, SRC / "lab"), "icmixup.lab.", rooms) for room in rooms}
-    assert set(TopologicalSorter(graph).static_order()) == set(rooms)  # a circle is a CycleError
+def test_importing_the_package_does_not_import_torch() -> None:
+    loaded = run_python("import sys, icmixup; print(*sys.modules)").split()
+    assert "torch" not in loaded
 
 
 def run_python(code: str) -> str:
@@ -106,8 +54,9 @@ def run_python(code: str) -> str:
     return done.stdout
 
 
-def test_importing_the_library_loads_neither_laboratory_nor_plots() -> None:
-    loaded = run_python("import sys, icmixup; print(*sys.modules)").split()
+def test_importing_the_whole_library_loads_neither_the_lab_nor_plots() -> None:
+    code = "import sys; from icmixup import *; import icmixup.loss; print(*sys.modules)"
+    loaded = run_python(code).split()
     assert "icmixup.loss" in loaded
     assert [
         name for name in loaded if any(name == heavy or name.startswith(f"{heavy}.") for heavy in HEAVY)

@@ -1,4 +1,4 @@
-"""The loss beside loops written by hand, its symmetries, its precision, and what bad input gets."""
+"""The loss against hand-written loops, its symmetries, its precision, and its input validation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AXIS = pytest.mark.parametrize("axis", ["class", "pair"])
 DUPLICATES = pytest.mark.parametrize("duplicates", ["negative", "ignore", "positive"])
 any_batch = settings(max_examples=25, deadline=None, derandomize=True, database=None)
 
-# Every way to call it. What each means is tested on its own, what holds for all of them over this table.
+# Every way to call it. Each option has tests of its own; what holds for all is tested over this table.
 CHOICES: dict[str, dict[str, Any]] = {
     "paper": {},
     "class": {"axes": ("class",)},
@@ -43,7 +43,7 @@ EVERY_CHOICE = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
 
 
 def make_batch(seed: int = 0, pairs: int = B, classes: int = C, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """float64 scores, and targets with a lam of their own each."""
+    """float64 scores, and targets with a lam for each pair."""
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(pairs, classes, generator=generator, dtype=torch.float64) * scale
     labels = torch.randint(classes, (pairs,), generator=generator)
@@ -65,10 +65,10 @@ def dot(a: Tensor, b: Tensor) -> float:
     return sum(x * y for x, y in zip(a.tolist(), b.tolist(), strict=True))
 
 
-def pick_by_hand(
+def cross_entropy_by_hand(
     own: float, others: Sequence[float], equal: Sequence[float] = (), rule: str = "negative"
 ) -> float:
-    """-log of the right share; `equal` are scores of duplicates of the own one."""
+    """-log of the probability of the own one; `equal` are scores of its duplicates."""
     top = math.exp(own) + (sum(map(math.exp, equal)) if rule == "positive" else 0.0)
     total = math.exp(own) + sum(map(math.exp, others))
     total += sum(map(math.exp, equal)) if rule != "ignore" else 0.0
@@ -81,30 +81,34 @@ def class_axis_by_hand(
     """(B,); `more` are classifiers that have no image, each with its bias."""
     losses = []
     for i, image in enumerate(scores):
-        rivals = [(targets[j], 0.0) for j in range(len(targets)) if j != i] + list(more)
-        others = [dot(image, rival) + bias for rival, bias in rivals if not rival.equal(targets[i])]
-        equal = [dot(image, rival) + bias for rival, bias in rivals if rival.equal(targets[i])]
-        losses.append(pick_by_hand(dot(image, targets[i]), others, equal, rule))
+        candidates = [(targets[j], 0.0) for j in range(len(targets)) if j != i] + list(more)
+        others = [
+            dot(image, candidate) + bias for candidate, bias in candidates if not candidate.equal(targets[i])
+        ]
+        equal = [
+            dot(image, candidate) + bias for candidate, bias in candidates if candidate.equal(targets[i])
+        ]
+        losses.append(cross_entropy_by_hand(dot(image, targets[i]), others, equal, rule))
     return torch.tensor(losses, dtype=torch.float64)
 
 
 def pair_axis_by_hand(scores: Tensor, targets: Tensor, rule: str = "negative") -> Tensor:
     losses = []
     for i, classifier in enumerate(targets):
-        rivals = [j for j in range(len(scores)) if j != i]
-        others = [dot(scores[j], classifier) for j in rivals if not targets[j].equal(classifier)]
-        equal = [dot(scores[j], classifier) for j in rivals if targets[j].equal(classifier)]
-        losses.append(pick_by_hand(dot(scores[i], classifier), others, equal, rule))
+        candidates = [j for j in range(len(scores)) if j != i]
+        others = [dot(scores[j], classifier) for j in candidates if not targets[j].equal(classifier)]
+        equal = [dot(scores[j], classifier) for j in candidates if targets[j].equal(classifier)]
+        losses.append(cross_entropy_by_hand(dot(scores[i], classifier), others, equal, rule))
     return torch.tensor(losses, dtype=torch.float64)
 
 
 def among_classes_by_hand(scores: Tensor, targets: Tensor, negatives: str, rule: str = "negative") -> Tensor:
     losses = []
     for image, target in zip(scores, targets, strict=True):
-        rivals = [c for c in range(len(target)) if negatives == "classes" or target[c] > 0]
-        others = [image[c].item() for c in rivals if target[c] != 1]
-        equal = [image[c].item() for c in rivals if target[c] == 1]
-        losses.append(pick_by_hand(dot(image, target), others, equal, rule))
+        candidates = [c for c in range(len(target)) if negatives == "classes" or target[c] > 0]
+        others = [image[c].item() for c in candidates if target[c] != 1]
+        equal = [image[c].item() for c in candidates if target[c] == 1]
+        losses.append(cross_entropy_by_hand(dot(image, target), others, equal, rule))
     return torch.tensor(losses, dtype=torch.float64)
 
 
@@ -142,7 +146,7 @@ def test_original_classes_as_the_only_negatives_are_the_loop(negatives: str) -> 
     torch.testing.assert_close(actual, expected)
 
 
-def test_original_classes_beside_the_pairs_are_the_loop() -> None:
+def test_original_classes_together_with_the_pairs_are_the_loop() -> None:
     scores, targets = make_batch()
     more = [(row, 0.0) for row in torch.eye(C).double()]
     actual = one_by_one(scores, targets, axes=("class",), negatives=("pairs", "classes"))
@@ -150,7 +154,7 @@ def test_original_classes_beside_the_pairs_are_the_loop() -> None:
 
 
 @pytest.mark.parametrize("negatives", [("sources",), ("classes",), ("pairs", "classes")])
-def test_negatives_change_the_class_axis_alone(negatives: tuple[str, ...]) -> None:
+def test_negatives_change_only_the_class_axis(negatives: tuple[str, ...]) -> None:
     scores, targets = make_batch()
     pair_axis = one_by_one(scores, targets, negatives=negatives) - one_by_one(
         scores, targets, axes=("class",), negatives=negatives
@@ -196,7 +200,7 @@ def test_the_batch_once_more_as_virtual_pairs_adds_log_2() -> None:
         torch.testing.assert_close(doubled, plain + math.log(2))
 
 
-def test_class_weights_are_the_loop_on_the_pair_axis_alone() -> None:
+def test_class_weights_are_the_loop_on_the_pair_axis_only() -> None:
     scores, targets = make_batch()
     class_weights = torch.tensor([0.1, 1.0, 3.0, 0.5, 2.0], dtype=torch.float64)
     weights = [dot(target, class_weights) for target in targets]
@@ -279,7 +283,7 @@ def test_without_duplicates_the_three_ways_agree() -> None:
 def test_keys_are_equal_exactly_where_targets_are(pairs: int, classes: int, turned: bool, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     rows = torch.rand(3, classes, generator=generator).softmax(dim=1)
-    rows[1] = torch.nextafter(rows[0], torch.ones(()))  # as near as float32 can tell
+    rows[1] = torch.nextafter(rows[0], torch.ones(()))  # the nearest float32
     which = torch.randint(3, (pairs,), generator=generator)
     targets = rows[which].T.contiguous().T if turned else rows[which]
     keys = target_keys(targets)
@@ -333,7 +337,7 @@ def test_neither_axis_is_blind_to_what_the_other_is() -> None:
         assert (moved - infinite_class_loss(scores, targets, (axis,))).abs() > 0.1
 
 
-def test_centred_is_the_loop_with_rows_less_their_means_on_the_pair_axis_alone() -> None:
+def test_centred_is_the_loop_with_rows_minus_their_means_on_the_pair_axis_only() -> None:
     scores, targets = make_batch()
     means = torch.tensor([sum(dot(image, target) for target in targets) / B for image in scores]).double()
     centred = pair_axis_by_hand(scores - means[:, None], targets)
@@ -345,7 +349,9 @@ def test_centred_is_the_loop_with_rows_less_their_means_on_the_pair_axis_alone()
 
 @any_batch
 @given(st.integers(2, 9), st.integers(2, 6), st.integers(0, 10**6))
-def test_centred_neither_feels_nor_pushes_a_constant_per_image(pairs: int, classes: int, seed: int) -> None:
+def test_centred_neither_depends_on_a_constant_per_image_nor_has_a_gradient_on_it(
+    pairs: int, classes: int, seed: int
+) -> None:
     scores, targets = make_batch(seed, pairs, classes)
     moved = scores + torch.randn(pairs, 1, generator=torch.Generator().manual_seed(seed)).double()
     before = one_by_one(scores.requires_grad_(), targets, centred=True)
@@ -505,7 +511,7 @@ def test_functional_gradient_is_that_of_autograd(choice: dict[str, Any]) -> None
 
 @EVERY_CHOICE
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_module_is_the_function_with_its_choices_made(choice: dict[str, Any], reduction: Any) -> None:
+def test_module_is_the_function_with_fixed_options(choice: dict[str, Any], reduction: Any) -> None:
     scores, targets = batch_with_duplicates()
     made = {name: value for name, value in choice.items() if name != "virtual"}
     criterion = InfiniteClassLoss(**made, reduction=reduction)
@@ -513,7 +519,7 @@ def test_module_is_the_function_with_its_choices_made(choice: dict[str, Any], re
     torch.testing.assert_close(criterion(scores, targets, choice.get("virtual")), expected)
 
 
-def test_module_carries_class_weights_along_and_shows_its_choices() -> None:
+def test_module_moves_class_weights_and_shows_its_options() -> None:
     criterion = InfiniteClassLoss(("class",), temperature=0.5, class_weights=torch.ones(C))
     assert criterion.double().class_weights.dtype == torch.float64
     assert list(criterion.state_dict()) == ["class_weights"]
@@ -521,7 +527,7 @@ def test_module_carries_class_weights_along_and_shows_its_choices() -> None:
     assert "temperature=0.5" in repr(criterion)
 
 
-# Bad input
+# Input validation
 
 BAD_CALLS: dict[str, tuple[str, Any]] = {
     "labels for targets": (
@@ -594,16 +600,16 @@ def test_bad_input_is_named_in_the_error(words: str, call: Any) -> None:
 
 
 class CountOperations(TorchDispatchMode):
-    """The torch operations that move data: all but views, empty memory and questions of dtype."""
+    """Counts torch operations that move data: all except views, allocations and type promotion."""
 
-    IDLE = ("empty", "detach", "promote_types")
+    SKIPPED = ("empty", "detach", "promote_types")
 
     def __init__(self):
         super().__init__()
         self.names = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if not function.is_view and not any(word in function.name() for word in self.IDLE):
+        if not function.is_view and not any(word in function.name() for word in self.SKIPPED):
             self.names.append(function.name())
         return function(*args, **(kwargs or {}))
 

@@ -452,3 +452,15 @@ def test_class_counts_of_another_length_are_never_taken(
 def test_a_row_of_unknown_choices_is_refused(words: str, choice: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=words):
         Method(**{"draw": "mixup", **choice})
+
+
+def test_the_clean_term_alone_is_adjusted_for_class_sizes_in_balanced_ic_regmixup() -> None:
+    generator = torch.Generator().manual_seed(3)
+    images, labels = torch.randn(12, 5), torch.randint(4, (12,))
+    counts = torch.tensor([50.0, 20.0, 5.0, 1.0])
+    model = torch.nn.Linear(5, 4)
+    loss = training_loss(model, images, labels, "balanced-ic-regmixup", counts, generator=generator)
+    pairs = draw_mixup(labels, 0.2, generator=generator.manual_seed(3))
+    mixed = infinite_class_loss(model(mix_inputs(images, pairs)), mix_targets(labels, pairs, 4))
+    clean = torch.nn.functional.cross_entropy(model(images) + counts.log(), labels)
+    torch.testing.assert_close(loss, mixed + clean)

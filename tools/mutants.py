@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 
 class Mutant(NamedTuple):
-    room: str  # src/icmixup/<room>.py
+    module: str  # below icmixup, such as contrast.plain
     name: str
-    old: str  # found exactly once there
+    old: str  # occurs exactly once in it
     new: str
 
 
@@ -148,19 +148,27 @@ PAIRS = [
     ),
 ]
 
-CONTRAST = [
-    ("S~ transposed once too often", "mixed = scores @ targets.T", "mixed = (scores @ targets.T).T"),
-    ("columns not transposed", "pick(mixed[:, :number].T, own", "pick(mixed[:, :number], own"),
-    ("scores detached", "mixed = scores @ targets.T", "mixed = scores.detach() @ targets.T"),
-    ("targets detached", "mixed = scores @ targets.T", "mixed = scores @ targets.detach().T"),
-    ("columns detached", "pick(mixed[:, :number].T, own", "pick(mixed[:, :number].T.detach(), own"),
-    ("S~ halved", "mixed = scores @ targets.T", "mixed = scores @ targets.T / 2"),
-    ("bias dropped", "mixed if bias is None else mixed + bias", "mixed"),
+CONTRAST_REQUEST = [
     (
         "extra classifiers on the pair axis too",
-        "len(targets) if num_columns is None else num_columns",
-        "len(targets)",
+        "len(self.targets) if self.num_columns is None else self.num_columns",
+        "len(self.targets)",
     ),
+    ("keys never there", "return self.row_keys, self.column_keys", "return None, None"),
+]
+
+CONTRAST_PLAIN = [
+    ("S~ transposed once too often", "mixed = scores @ targets.T", "mixed = (scores @ targets.T).T"),
+    ("columns not transposed", "matched = mixed[:, :num_matched].T", "matched = mixed[:, :num_matched]"),
+    ("scores detached", "mixed = scores @ targets.T", "mixed = scores.detach() @ targets.T"),
+    ("targets detached", "mixed = scores @ targets.T", "mixed = scores @ targets.detach().T"),
+    (
+        "columns detached",
+        "matched = mixed[:, :num_matched].T",
+        "matched = mixed[:, :num_matched].T.detach()",
+    ),
+    ("S~ halved", "mixed = scores @ targets.T", "mixed = scores @ targets.T / 2"),
+    ("bias dropped", "mixed if request.bias is None else mixed + request.bias", "mixed"),
     ('"ignore" and "positive" exchanged', 'if duplicates == "ignore":', 'if duplicates == "positive":'),
     ("duplicates always negative", 'if duplicates == "negative" or same is None:', "if True:"),
     ("the own one ignored too", "same.scatter(1, own[:, None], False)", "same"),
@@ -172,11 +180,11 @@ CONTRAST = [
         'F.cross_entropy(mixed, own, reduction="sum" if reduction == "mean" else reduction)',
     ),
     ("keys of all shares alike", "* 43758.5453123) + 2.0", "* 0.0) + 2.0"),
-    ("keys hang on memory layout", ".contiguous().sum(dim=1)", ".sum(dim=1)"),
+    ("keys depend on memory layout", ".contiguous().sum(dim=1)", ".sum(dim=1)"),
 ]
 
 LOSS = [
-    ("class axis dropped", "rows=among_pairs,", "rows=False,"),
+    ("class axis dropped", "rows=options.contrasts_pairs,", "rows=False,"),
     ("pair axis dropped", 'columns="pair" in axes and ranks.alone,', "columns=False,"),
     (
         "mean halved, as CLIP's",
@@ -186,7 +194,7 @@ LOSS = [
     ("mean is a sum", "losses.mean() if share == 1", "losses.sum() if share == 1"),
     ("sum is a mean", "return losses.sum()", "return losses.mean()"),
     ("axes averaged, as CLIP's", "else parts[0] + parts[1]", "else (parts[0] + parts[1]) / 2"),
-    ("sums and single losses are means", 'at_once = reduction == "mean" and', "at_once ="),
+    ("sums and single losses are means", 'mean_inside = reduction == "mean" and', "mean_inside ="),
     ("weights after the mean", "and class_weights is None and", "and"),
     ("temperature multiplies", "else scores / temperature", "else scores * temperature"),
     ("temperature dropped", "else scores / temperature", "else scores"),
@@ -253,7 +261,7 @@ LOSS = [
     ("module forgets its negatives", "negatives=self.negatives,", ""),
     ("module forgets its duplicates", "duplicates=self.duplicates,", ""),
     ("module forgets to centre", "centred=self.centred,", ""),
-    ("never centred", "centre(scores, classifiers) if centred else scores", "scores"),
+    ("never centred", "centre(scores, classifiers) if options.centred else scores", "scores"),
     (
         "the mean taken off without a gradient",
         "(scores @ classifiers.mean",
@@ -367,5 +375,12 @@ METHODS = [
     ("unknown draws are Mixup", '        check_choice("draw", self.draw, get_args(Draw))\n', ""),
 ]
 
-ROOMS = {"pairs": PAIRS, "contrast": CONTRAST, "loss": LOSS, "hidden": HIDDEN, "methods": METHODS}
-MUTANTS = [Mutant(room, *mutant) for room, mutants in ROOMS.items() for mutant in mutants]
+MODULES = {
+    "pairs": PAIRS,
+    "contrast.request": CONTRAST_REQUEST,
+    "contrast.plain": CONTRAST_PLAIN,
+    "loss": LOSS,
+    "hidden": HIDDEN,
+    "methods": METHODS,
+}
+MUTANTS = [Mutant(module, *mutant) for module, mutants in MODULES.items() for mutant in mutants]

@@ -7,26 +7,32 @@ scores S (B, C)         targets Y~ (B, C)       mixed scores S~ = S Y~^T (B, N)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
-from typing import Literal
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from icmixup._checks import check_choice, check_extras, check_rows
-from icmixup.contrast.chunked import contrast_chunked
-from icmixup.contrast.fused import contrast_fused, prefer_chunked, prefer_fused
-from icmixup.contrast.plain import DUPLICATES, Duplicates, pick, target_keys
-from icmixup.contrast.plain import contrast as contrast_plain
+from icmixup._checks import AXES, Duplicates, Reduction, check_choices, check_extras, check_rows
+from icmixup.contrast import Fused, Losses, Request, choose
+from icmixup.contrast.plain import own_cross_entropy, target_keys
 from icmixup.distributed import Ranks, gather_rows, meet_ranks
 
-AXES = ("class", "pair")
-NEGATIVES = (("pairs",), ("sources",), ("classes",), ("pairs", "classes"))
-REDUCTIONS = ("mean", "sum", "none")
-Reduction = Literal["mean", "sum", "none"]
-Fused = Literal["auto"] | bool
-Contrast = Callable[..., tuple[Tensor | None, Tensor | None]]
+
+class Options(NamedTuple):
+    """How pairs are contrasted: the arguments of infinite_class_loss with these names."""
+
+    axes: tuple[str, ...]
+    negatives: tuple[str, ...]
+    temperature: float
+    duplicates: Duplicates
+    centred: bool
+    reduction: Reduction
+    fused: Fused
+
+    @property
+    def contrasts_pairs(self) -> bool:
+        """Whether the class axis contrasts an image with the classifiers of the other pairs."""
+        return "class" in self.axes and "pairs" in self.negatives
 
 
 def infinite_class_loss(
@@ -53,8 +59,8 @@ def infinite_class_loss(
         class axis   rows of S~      image i among all classifiers    (Z_cc, Eq. 5)
         pair axis    columns of S~   classifier i among all images    (Z_ci, Eq. 7)
 
-    Takes what F.cross_entropy takes with soft targets, and can stand in its place. "All" is the pairs of
-    every rank; averaged by DDP, the gradient is that of one process with the whole batch.
+    Takes the same arguments as F.cross_entropy with soft targets, and can replace it. "All" means the pairs
+    of every rank; averaged by DDP, the gradient is that of one process with the whole batch.
 
     >>> scores = model(icm.mix_inputs(images, pairs))
     >>> loss = icm.infinite_class_loss(scores, icm.mix_targets(labels, pairs, num_classes=100))
@@ -63,34 +69,34 @@ def infinite_class_loss(
         scores: (B, C) logits of this rank's mixed images.
         targets: (B, C) class shares they were mixed in.
         axes: "class", "pair", or both.
-        negatives: whom an image is told from on the class axis: ("pairs",) is the paper; ("sources",) its own
-            two classes; ("classes",) the C original ones; ("pairs", "classes") the pairs and the original
-            ones.
+        negatives: what each image is contrasted with on the class axis: ("pairs",) as in the paper;
+            ("sources",) the two classes it was mixed from; ("classes",) the C original classes;
+            ("pairs", "classes") the pairs and the original classes.
         temperature: divides S~.
-        class_weights: (C,) for the pair axis, 1 / class size say: pair i counts sum_c y~_ic class_weights_c
-            there, scaled to a mean of 1 over the batch, so that classifiers of rare classes are found as
-            carefully.
-        virtual: (M, C) targets of pairs that are not in the batch, more negatives for the class axis;
-            together they weigh as much as the batch does. See draw_virtual.
-        duplicates: pairs with the very same classifier are "negative" (the paper), left out ("ignore"), or
-            "positive": picking any of them is right.
-        centred: take the mean off each row of S~, so that the pair axis cannot push all scores of an image
-            together, which changes no prediction; the class axis stays as it is. Ours, not the paper's.
-        reduction: "mean", "sum", or "none" for one number a pair, (B,).
+        class_weights: (C,) for the pair axis, for example 1 / class size, so that rare classes count as much
+            as others: the weight of pair i is sum_c y~_ic class_weights_c, scaled to a mean of 1 per batch.
+        virtual: (M, C) targets of pairs that are not in the batch: more negatives for the class axis, which
+            together weigh as much as the batch does. See draw_virtual.
+        duplicates: pairs with exactly the same classifier are "negative" (the paper), left out ("ignore"),
+            or "positive": each of them is a correct answer.
+        centred: subtract the mean from each row of S~, so that the pair axis cannot shift all scores of an
+            image, which changes no prediction; the class axis does not change. Not part of the paper.
+        reduction: "mean", "sum", or "none" for one loss per pair, (B,).
         gather: contrast with the pairs of every rank, if there are several.
-        fused: True never stores S~ (Triton kernels, on a GPU); False stores it; "auto" does what is faster,
-            and keeps memory linear in B wherever S~ would be large.
+        fused: True never stores S~ (Triton kernels, on a GPU); False stores it; "auto" chooses the faster
+            one, and keeps memory linear in B where S~ would be large.
 
     Returns:
         Scalar, the mean over pairs on each axis, summed over axes (CLIP would halve it).
     """
+    options = Options(axes, negatives, temperature, duplicates, centred, reduction, fused)
     check_choices(axes, negatives, temperature, duplicates, reduction)
     check_rows(scores, targets)
     check_extras(scores, negatives, class_weights, virtual)
     # Autocast would run the product in bfloat16, where near-equal classifiers tie.
     with torch.autocast(scores.device.type, enabled=False):
-        # Told to the other ranks as they came in; a rank with other options would leave them waiting.
-        choices = {
+        # What must be the same on all ranks: with other options one rank would leave the others waiting.
+        shared = {
             "dtype of scores": scores.dtype,
             "dtype of targets": targets.dtype,
             "axes": axes,
@@ -102,11 +108,10 @@ def infinite_class_loss(
         dtype = torch.promote_types(torch.promote_types(scores.dtype, targets.dtype), torch.float32)
         scores, targets = scores.to(dtype), targets.to(dtype)
         scores = scores if temperature == 1 else scores / temperature
-        ranks = meet_ranks(scores, choices) if gather else Ranks((len(scores),), 0)
-        at_once = reduction == "mean" and class_weights is None and ranks.alone
-        class_losses, pair_losses = axis_losses(
-            scores, targets, axes, negatives, virtual, duplicates, centred, ranks, fused, at_once
-        )
+        ranks = meet_ranks(scores, shared) if gather else Ranks((len(scores),), 0)
+        # Cross-entropy can return means, unless pairs are weighted or shared between ranks.
+        mean_inside = reduction == "mean" and class_weights is None and ranks.alone
+        class_losses, pair_losses = axis_losses(scores, targets, virtual, options, ranks, mean_inside)
         if pair_losses is not None and class_weights is not None:
             pair_losses = pair_losses * pair_weights(targets, class_weights.to(targets), ranks)
         parts = [part for part in (class_losses, pair_losses) if part is not None]
@@ -115,7 +120,7 @@ def infinite_class_loss(
 
 
 def reduce(losses: Tensor, reduction: Reduction, ranks: Ranks) -> Tensor:
-    """(B,) losses as asked for; () ones are means already."""
+    """Reduce (B,) losses; () losses are means already."""
     if reduction == "sum":
         return losses.sum()
     if reduction == "none" or losses.dim() == 0:
@@ -126,7 +131,7 @@ def reduce(losses: Tensor, reduction: Reduction, ranks: Ranks) -> Tensor:
 
 
 class InfiniteClassLoss(nn.Module):
-    """infinite_class_loss with its choices made once, to stand where nn.CrossEntropyLoss stood.
+    """infinite_class_loss as a module with fixed options, to replace nn.CrossEntropyLoss.
 
     >>> criterion = InfiniteClassLoss(temperature=0.5)
     >>> loss = criterion(model(inputs), targets)
@@ -155,7 +160,7 @@ class InfiniteClassLoss(nn.Module):
         self.register_buffer("class_weights", class_weights)
 
     def forward(self, scores: Tensor, targets: Tensor, virtual: Tensor | None = None) -> Tensor:
-        """(B, C) scores, (B, C) targets and, drawn anew for every batch, (M, C) virtual targets to a loss."""
+        """Loss of (B, C) scores and (B, C) targets, with (M, C) virtual targets drawn anew for each batch."""
         return infinite_class_loss(
             scores,
             targets,
@@ -181,40 +186,38 @@ class InfiniteClassLoss(nn.Module):
 def axis_losses(
     scores: Tensor,
     targets: Tensor,
-    axes: tuple[str, ...],
-    negatives: tuple[str, ...],
     virtual: Tensor | None,
-    duplicates: Duplicates,
-    centred: bool,
+    options: Options,
     ranks: Ranks,
-    fused: Fused,
-    at_once: bool,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Losses on the class axis and on the pair axis, (B,) or their mean; None for an axis not asked for."""
-    among_pairs = "class" in axes and "pairs" in negatives
+    mean_inside: bool,
+) -> Losses:
+    """Losses on the class axis and on the pair axis: (B,), or their mean; None for an axis not in options."""
+    axes, negatives, duplicates = options.axes, options.negatives, options.duplicates
     classifiers: Tensor = gather_rows(targets, ranks)
-    scores = centre(scores, classifiers) if centred else scores
+    scores = centre(scores, classifiers) if options.centred else scores
     bias: Tensor | None = None
-    if among_pairs and (virtual is not None or "classes" in negatives):
+    if options.contrasts_pairs and (virtual is not None or "classes" in negatives):
         classifiers, bias = add_classifiers(classifiers, "classes" in negatives, virtual)
     keys = None if duplicates == "negative" else target_keys(classifiers)
     own_keys = None if keys is None else keys[ranks.start : ranks.start + len(targets)]
-    contrast = choose_contrast(fused, scores, classifiers, at_once)
-    # This rank's rows of S~; on a single process they are all of S~, and its columns are at hand too.
-    class_losses, pair_losses = contrast(
+    # This rank's rows of S~; on a single process they are all of S~, so the columns are complete as well.
+    request = Request(
         scores,
         classifiers,
         offset=ranks.start,
-        rows=among_pairs,
+        rows=options.contrasts_pairs,
         columns="pair" in axes and ranks.alone,
         num_columns=len(targets),
         bias=bias,
         row_keys=own_keys,
         column_keys=keys,
         duplicates=duplicates,
+        reduction="mean" if mean_inside else "none",
     )
+    contrast = choose(request, options.fused)
+    class_losses, pair_losses = contrast(request)
     if "pair" in axes and not ranks.alone:
-        _, pair_losses = contrast(
+        column_request = Request(
             gather_rows(scores, ranks),
             targets,
             offset=-ranks.start,
@@ -223,34 +226,22 @@ def axis_losses(
             column_keys=own_keys,
             duplicates=duplicates,
         )
-    if "class" in axes and not among_pairs:
+        _, pair_losses = contrast(column_request)
+    if "class" in axes and not options.contrasts_pairs:
         class_losses = among_classes(scores, targets, negatives, duplicates)
     return class_losses, pair_losses
 
 
 def centre(scores: Tensor, classifiers: Tensor) -> Tensor:
-    """(B, C) scores of which every row of S~ has the mean 0, since each classifier's shares sum to 1."""
+    """Shift (B, C) scores so that every row of S~ has the mean 0: the shares of a classifier sum to 1."""
     return scores - (scores @ classifiers.mean(dim=0))[:, None]
 
 
-def choose_contrast(fused: Fused, scores: Tensor, classifiers: Tensor, at_once: bool) -> Contrast:
-    """Which form computes S~: the kernels, its parts one after another, or all of it, means included."""
-    entries, device = (len(scores), len(classifiers)), scores.device
-    if fused is True:
-        return contrast_fused
-    plain = partial(contrast_plain, reduction="mean") if at_once else contrast_plain
-    if fused is False or classifiers.requires_grad:  # the other two know gradients of scores alone
-        return plain
-    if prefer_fused(*entries, scores.shape[1], device) and scores.dtype == torch.float32:
-        return contrast_fused
-    return contrast_chunked if prefer_chunked(*entries) else plain
-
-
 def add_classifiers(targets: Tensor, classes: bool, virtual: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The classifiers behind those of the N pairs: the C original ones, and virtual ones with their bias.
+    """Append the C original classifiers and the virtual ones to those of the N pairs, with a bias for each.
 
-    A classifier is a row of class shares. M virtual ones score log(M / N) less, so that they weigh as much as
-    the N pairs of the batch.
+    A classifier is a row of class shares. The bias of M virtual ones is -log(M / N), so that they weigh as
+    much as the N pairs of the batch.
     """
     parts, bias = [targets], [targets.new_zeros(len(targets))]
     if classes:
@@ -265,36 +256,24 @@ def add_classifiers(targets: Tensor, classes: bool, virtual: Tensor | None) -> t
 def among_classes(
     scores: Tensor, targets: Tensor, negatives: tuple[str, ...], duplicates: Duplicates
 ) -> Tensor:
-    """The paper's two extra baselines (Sec. 4.1): the own classifier among original classes.
+    """The paper's two extra baselines (Sec. 4.1): each own classifier among original classes.
 
     The sources of a pair are the two largest shares of its target; a pair within one class has one source.
     """
     own = (scores * targets).sum(dim=1, keepdim=True)
-    rivals = scores
+    negative_scores = scores
     if negatives == ("sources",):
         share, source = targets.topk(min(2, targets.shape[1]), dim=1)
-        rivals = scores.gather(1, source).masked_fill(share == 0, -torch.inf)
+        negative_scores = scores.gather(1, source).masked_fill(share == 0, -torch.inf)
         same = share == 1
     else:
         same = targets == 1
     same = torch.cat([torch.ones_like(same[:, :1]), same], dim=1)
-    return pick(torch.cat([own, rivals], dim=1), torch.zeros_like(own[:, 0]).long(), same, duplicates)
+    candidates = torch.cat([own, negative_scores], dim=1)
+    return own_cross_entropy(candidates, torch.zeros_like(own[:, 0]).long(), same, duplicates)
 
 
 def pair_weights(targets: Tensor, class_weights: Tensor, ranks: Ranks) -> Tensor:
     """(B,) weights sum_c y~_ic class_weights_c, with a mean of 1 over the pairs of all ranks."""
     weights = targets @ class_weights
     return weights / gather_rows(weights, ranks).mean()
-
-
-def check_choices(
-    axes: tuple[str, ...], negatives: tuple[str, ...], temperature: float, duplicates: str, reduction: str
-) -> None:
-    if isinstance(axes, str) or not axes or not set(axes) <= set(AXES) or len(set(axes)) != len(axes):
-        raise ValueError(f"axes must be a tuple of one or both of {AXES}, got {axes!r}")
-    if negatives not in NEGATIVES:
-        raise ValueError(f"negatives must be one of {NEGATIVES}, got {negatives!r}")
-    if not temperature > 0:
-        raise ValueError(f"temperature divides the scores and must be positive, got {temperature}")
-    check_choice("duplicates", duplicates, DUPLICATES)
-    check_choice("reduction", reduction, REDUCTIONS)

@@ -37,7 +37,8 @@ class Method:
     joint: bool = (
         False  # clean and mixed in one forward, as RegMixup's authors do, not in two, as this paper's do
     )
-    # How class sizes count: not; as logit adjustment; or in the Infinite Class loss.
+    # How class sizes count: not; as logit adjustment of every term, or of the clean term alone, since
+    # Infinite Class scores are balanced already; or as weights in the Infinite Class loss.
     class_sizes: ClassSizes = "none"
     num_virtual: int = 0  # classifiers of pairs that are not in the batch
 
@@ -68,10 +69,17 @@ METHODS = {
     # The paper's two extra baselines.
     "ic-mixup-sources": Method(draw="mixup", axes=("class",), negatives=("sources",)),
     "ic-mixup-classes": Method(draw="mixup", axes=("class",), negatives=("classes",)),
-    # The honest rivals on long tails, and ours for that case.
+    # The strongest baselines on long tails, and our forms for that case.
     "balanced": Method(draw="none", clean_weight=1.0, class_sizes="adjust"),
     "balanced-mixup": Method(draw="mixup", class_sizes="adjust"),
     "balanced-mixup-cutmix": Method(draw="either", class_sizes="adjust"),
+    "balanced-regmixup": Method(draw="mixup", alpha=20.0, clean_weight=1.0, class_sizes="adjust"),
+    "balanced-ic-regmixup": Method(
+        draw="mixup", alpha=0.2, axes=AXES, clean_weight=1.0, class_sizes="adjust-clean"
+    ),
+    "balanced-ic-regmixup-cutmix": Method(
+        draw="either", axes=AXES, clean_weight=1.0, class_sizes="adjust-clean"
+    ),
     "ic-balanced-mixup": Method(draw="mixup", axes=AXES, class_sizes="weigh", num_virtual=1024),
     "ic-balanced-mixup-cutmix": Method(draw="either", axes=AXES, class_sizes="weigh", num_virtual=1024),
 }

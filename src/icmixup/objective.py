@@ -134,7 +134,9 @@ def clean_loss(scores: Tensor, labels: Tensor, method: Method, class_counts: Ten
         check_labels(labels, scores.shape[1])
         labels = labels.long()
     return F.cross_entropy(
-        adjust(scores, method, class_counts), labels, label_smoothing=method.label_smoothing
+        adjust(scores, method.class_sizes in ("adjust", "adjust-clean"), class_counts),
+        labels,
+        label_smoothing=method.label_smoothing,
     )
 
 
@@ -147,7 +149,7 @@ def mixed_loss(
 ) -> Tensor:
     """Cross-entropy on soft targets, or the Infinite Class loss if the method names axes."""
     if not method.axes:
-        return F.cross_entropy(adjust(scores, method, class_counts), targets)
+        return F.cross_entropy(adjust(scores, method.class_sizes == "adjust", class_counts), targets)
     virtual = class_weights = None
     if method.class_sizes == "weigh":
         assert class_counts is not None
@@ -157,7 +159,7 @@ def mixed_loss(
         counts = torch.ones(scores.shape[1], device=scores.device) if class_counts is None else class_counts
         virtual = draw_virtual(counts, method.num_virtual, method.alpha, generator)
     return infinite_class_loss(
-        adjust(scores, method, class_counts),
+        adjust(scores, method.class_sizes == "adjust", class_counts),
         targets,
         method.axes,
         negatives=method.negatives,
@@ -169,11 +171,11 @@ def mixed_loss(
     )
 
 
-def adjust(scores: Tensor, method: Method, class_counts: Tensor | None) -> Tensor:
+def adjust(scores: Tensor, adjusted: bool, class_counts: Tensor | None) -> Tensor:
     """Scores + log class size in training, plain scores at test: Balanced Softmax, or logit adjustment."""
     if class_counts is not None and len(class_counts) != scores.shape[1]:
         raise ValueError(f"{len(class_counts)} class_counts but scores of {scores.shape[1]} classes")
-    if method.class_sizes != "adjust":
+    if not adjusted:
         return scores
     assert class_counts is not None
     check_no_empty_class(class_counts)

@@ -1,4 +1,4 @@
-"""The kernels and the chunked form against float64: on a GPU compiled, elsewhere in Triton's interpreter."""
+"""The fused and the chunked form against float64: kernels compiled on a GPU, interpreted elsewhere."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from icmixup.contrast import Request, prefer_chunked, prefer_fused
 from icmixup.contrast.chunked import contrast_chunked
-from icmixup.contrast.fused import contrast_fused, fused_available, prefer_chunked, prefer_fused
+from icmixup.contrast.fused import ForwardArgs, contrast_fused, fused_available
 from icmixup.loss import infinite_class_loss
 from icmixup.pairs import draw_virtual
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytest.importorskip("triton") if DEVICE == "cuda" else None
 if DEVICE == "cpu":
-    # Triton decides when it is imported, so this file comes first, and leaves the environment as it was.
+    # Triton reads the variable when it is imported, so this file comes first, and restores the environment.
     before = os.environ.get("TRITON_INTERPRET")
     assert before == "1" or "triton.language" not in sys.modules, "Triton was imported before this file"
     os.environ["TRITON_INTERPRET"] = "1"
     pytest.importorskip("triton.language")
-    import icmixup.contrast.kernels_backward  # noqa: F401
+    import icmixup.contrast.triton_backward  # noqa: F401
 
     del os.environ["TRITON_INTERPRET"]
     if before is not None:
         os.environ["TRITON_INTERPRET"] = before
 
-from icmixup.contrast.launch import Problem, Tiles, forward  # noqa: E402  (it imports Triton)
-from icmixup.contrast.launch_backward import backward  # noqa: E402
+from icmixup.contrast.triton_backward import launch_backward  # noqa: E402  (it imports Triton)
+from icmixup.contrast.triton_forward import PLAN_MODE, Launch, Tiles, launch_forward  # noqa: E402
 
 SMALL = tuple(
     Tiles(
@@ -61,35 +62,35 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if DEVICE == "cpu":
         monkeypatch.setenv("TRITON_INTERPRET", "1")
     torch.manual_seed(0)
-    # NumPy stands in for the GPU, which overflows to inf without a word; what is inf is then not chosen.
+    # NumPy replaces the GPU here, which overflows to inf without a warning; an inf is then not selected.
     with np.errstate(over="ignore", invalid="ignore"):
         yield
 
 
-def fused(*args: Any, **kwargs: Any) -> tuple[Tensor | None, Tensor | None]:
-    return contrast_fused(*args, tiles=SMALL, **kwargs)
+def fused(scores: Tensor, targets: Tensor, **fields: Any) -> tuple[Tensor | None, Tensor | None]:
+    return contrast_fused(Request(scores, targets, **fields), tiles=SMALL)
 
 
-def chunked(*args: Any, **kwargs: Any) -> tuple[Tensor | None, Tensor | None]:
-    return contrast_chunked(*args, chunk=4, **kwargs)
+def chunked(scores: Tensor, targets: Tensor, **fields: Any) -> tuple[Tensor | None, Tensor | None]:
+    return contrast_chunked(Request(scores, targets, **fields), chunk=4)
 
 
-def reference(scores: Tensor, targets: Tensor, **asked: Any) -> tuple[Tensor | None, Tensor | None]:
+def reference(scores: Tensor, targets: Tensor, **fields: Any) -> tuple[Tensor | None, Tensor | None]:
     """log sum over D less log sum over P, of the whole matrix in float64."""
     z = scores.double() @ targets.double().T
     rows, columns = torch.arange(z.shape[0])[:, None], torch.arange(z.shape[1])
-    own = (columns == rows + asked.get("offset", 0)).to(z.device)
+    own = (columns == rows + fields.get("offset", 0)).to(z.device)
     left_out, right = torch.zeros_like(own), own
-    if asked.get("duplicates", "negative") != "negative":
-        same = asked["row_keys"][:, None] == asked["column_keys"]
-        left_out = same & ~own if asked["duplicates"] == "ignore" else left_out
-        right = same | own if asked["duplicates"] == "positive" else own
+    if fields.get("duplicates", "negative") != "negative":
+        same = fields["row_keys"][:, None] == fields["column_keys"]
+        left_out = same & ~own if fields["duplicates"] == "ignore" else left_out
+        right = same | own if fields["duplicates"] == "positive" else own
     z = z.masked_fill(left_out, -torch.inf)
-    biased = z if asked.get("bias") is None else z + asked["bias"].double()
-    z, right_columns = z[:, : asked.get("num_columns")], right[:, : asked.get("num_columns")]
+    biased = z if fields.get("bias") is None else z + fields["bias"].double()
+    z, right_columns = z[:, : fields.get("num_columns")], right[:, : fields.get("num_columns")]
     by_row = biased.logsumexp(1) - biased.masked_fill(~right, -torch.inf).logsumexp(1)
     by_column = z.logsumexp(0) - z.masked_fill(~right_columns, -torch.inf).logsumexp(0)
-    return by_row if asked.get("rows", True) else None, by_column if asked.get("columns", True) else None
+    return by_row if fields.get("rows", True) else None, by_column if fields.get("columns", True) else None
 
 
 def weighted(losses: tuple[Tensor | None, Tensor | None]) -> Tensor:
@@ -128,7 +129,7 @@ def one_class_targets() -> Tensor:
 
 
 def case(name: str) -> tuple[Tensor, Tensor, dict[str, Any], int]:
-    """Scores, targets, what is asked, and the mode that the device should choose."""
+    """Scores, targets, other fields of the request, and the mode that the device should choose."""
     sharp, far = torch.randn(13, 7) * 3, torch.randn(13, 7) * 100
     virtual = {"bias": virtual_bias(13, 29), "num_columns": 13}
     few, few_keys = with_keys(mixed_targets(4, 7), 29, 13)
@@ -154,7 +155,7 @@ def case(name: str) -> tuple[Tensor, Tensor, dict[str, Any], int]:
         "far": (far, mixed_targets(13, 7), {}, SAFE),
         "far, virtual": (far, mixed_targets(29, 7), virtual, SAFE),
         "far, smoothed": (far, mixed_targets(13, 7, 0.1), {}, DENSE),
-        "shares that are none": (sharp, mixed_targets(13, 7) * 1.7 - 0.2 * torch.eye(7)[:1], {}, DENSE),
+        "not shares": (sharp, mixed_targets(13, 7) * 1.7 - 0.2 * torch.eye(7)[:1], {}, DENSE),
         "dense": (sharp, three_way_targets(13, 7), {}, DENSE),
         "dense, virtual": (sharp, three_way_targets(29, 7), virtual, DENSE),
         "ignore": (sharp, few, {**few_keys, "duplicates": "ignore"}, FAST),
@@ -168,9 +169,9 @@ def case(name: str) -> tuple[Tensor, Tensor, dict[str, Any], int]:
         "positive, smoothed": (sharp, soft, {**soft_keys, "duplicates": "positive"}, DENSE),
         "positive, dense": (sharp, dense, {**dense_keys, **virtual, "duplicates": "positive"}, DENSE),
     }
-    scores, targets, asked, mode = cases[name]
+    scores, targets, fields, mode = cases[name]
     on_device = {
-        key: value.to(DEVICE) if isinstance(value, Tensor) else value for key, value in asked.items()
+        key: value.to(DEVICE) if isinstance(value, Tensor) else value for key, value in fields.items()
     }
     return scores.to(DEVICE), targets.to(DEVICE), on_device, mode
 
@@ -179,7 +180,7 @@ CASES = (
     *("primes", "whole tiles", "shifted", "one lam", "one-hot", "two classes", "one class"),
     *("one class has all", "more classes than pairs", "rows", "columns", "a rank's images", "a rank's pairs"),
     *("virtual", "smoothed", "smoothed, one axis", "far", "far, virtual", "far, smoothed"),
-    *("shares that are none", "dense", "dense, virtual", "ignore", "ignore, virtual", "ignore, far"),
+    *("not shares", "dense", "dense, virtual", "ignore", "ignore, virtual", "ignore, far"),
     *("ignore, smoothed", "ignore, dense", "positive", "positive, virtual", "positive, far"),
     *("positive, smoothed", "positive, dense"),
 )
@@ -188,29 +189,32 @@ CASES = (
 @pytest.mark.parametrize("form", [fused, chunked])
 @pytest.mark.parametrize("name", CASES)
 def test_losses_and_gradients_are_those_of_the_whole_matrix_in_float64(name: str, form: Form) -> None:
-    scores, targets, asked, _ = case(name)
+    scores, targets, fields, _ = case(name)
     scores.requires_grad_()
-    losses, wanted = form(scores, targets, **asked), reference(scores, targets, **asked)
+    losses, expected = form(scores, targets, **fields), reference(scores, targets, **fields)
     rounding = 2e-6 * max(1.0, scores.detach().abs().max().item())
-    for loss, right in zip(losses, wanted, strict=True):
+    for loss, right in zip(losses, expected, strict=True):
         assert (loss is None) == (right is None)
         if loss is not None and right is not None:
             torch.testing.assert_close(loss.double(), right, atol=rounding, rtol=0)
-    gradient, right = (torch.autograd.grad(weighted(each), scores)[0] for each in (losses, wanted))
+    gradient, right = (torch.autograd.grad(weighted(each), scores)[0] for each in (losses, expected))
     torch.testing.assert_close(gradient, right, atol=2 * rounding, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_device_chooses_the_cheapest_kernel_that_is_right(name: str) -> None:
-    scores, targets, asked, mode = case(name)
-    duplicates = ("negative", "ignore", "positive").index(asked.get("duplicates", "negative"))
-    keys = (asked.get("row_keys"), asked.get("column_keys"))
-    number = asked.get("num_columns", len(targets))
-    shape = (asked.get("offset", 0), asked.get("rows", True), asked.get("columns", True), number)
-    plan = torch.ops.icmixup.contrast_fused(
-        scores, targets, asked.get("bias"), *keys, *shape, duplicates, list(SMALL)
-    )[6]
-    assert int(plan[0]) == mode
+    scores, targets, fields, mode = case(name)
+    *_, plan = torch.ops.icmixup.contrast_fused(*operator_args(Request(scores, targets, **fields)))
+    assert int(plan[PLAN_MODE.value]) == mode
+
+
+def operator_args(request: Request) -> ForwardArgs:
+    return ForwardArgs(
+        *(request.scores, request.targets, request.bias, *request.keys),
+        *(request.offset, request.rows, request.columns, request.num_matched),
+        duplicates=request.duplicates,
+        tiles=list(SMALL),
+    )
 
 
 @pytest.mark.parametrize("form", [fused, chunked])
@@ -237,7 +241,7 @@ def test_gradients_stay_as_near_to_float64_as_those_of_the_plain_product(
 ) -> None:
     """However far the scores spread, up to a rounding more.
 
-    A mean would hang on the one draw with a near tie, where a rounding is worth most: the median draw counts.
+    The median over draws: a mean would depend on the one draw with a near tie, where rounding counts most.
     """
     errors, own = [], torch.arange(37, device=DEVICE)
     for _ in range(9):
@@ -284,12 +288,12 @@ def test_scores_that_are_not_finite_are_not_hidden(form: Form, bad: float) -> No
 def test_half_precision_scores_are_contrasted_in_float32(form: Form, dtype: torch.dtype) -> None:
     scores, targets, *_ = case("primes")
     scores = scores.to(dtype).requires_grad_()
-    losses, wanted = form(scores, targets), reference(scores, targets)
-    for loss, right in zip(losses, wanted, strict=True):
+    losses, expected = form(scores, targets), reference(scores, targets)
+    for loss, right in zip(losses, expected, strict=True):
         assert loss is not None
         assert loss.dtype == torch.float32
         torch.testing.assert_close(loss.double(), right, atol=5e-6, rtol=0)
-    gradient, right = (torch.autograd.grad(weighted(each), scores)[0] for each in (losses, wanted))
+    gradient, right = (torch.autograd.grad(weighted(each), scores)[0] for each in (losses, expected))
     assert gradient.dtype == dtype
     torch.testing.assert_close(gradient, right)
 
@@ -306,11 +310,11 @@ def test_the_error_is_not_larger_than_that_of_the_plain_product_in_float32(form:
                 (torch.randn(31, 11) * 5).to(DEVICE).requires_grad_(),
                 mixed_targets(31, 11).to(DEVICE),
             )
-            losses, wanted = each(scores, targets), reference(scores, targets)
+            losses, expected = each(scores, targets), reference(scores, targets)
             found, right = (
-                torch.autograd.grad(weighted(part), scores)[0].double() for part in (losses, wanted)
+                torch.autograd.grad(weighted(part), scores)[0].double() for part in (losses, expected)
             )
-            loss_error = sum((a.double() - b).pow(2).sum() for a, b in zip(losses, wanted, strict=True))
+            loss_error = sum((a.double() - b).pow(2).sum() for a, b in zip(losses, expected, strict=True))
             error += torch.stack([loss_error, (found - right).pow(2).sum()]).detach().cpu()
         errors.append(error.sqrt())
     assert (errors[1] <= 1.1 * errors[0]).all(), errors
@@ -325,18 +329,18 @@ def reference_in_float32(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tenso
 @pytest.mark.parametrize("programs", [1, 7, 50])
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 def test_tiles_change_no_more_than_rounding(scale: float, programs: int) -> None:
-    scores, targets, asked, _ = case("one class has all")
+    scores, targets, fields, _ = case("one class has all")
     others = Tiles(*SMALL)._replace(sum_groups=programs, dense_images=32, grad_chunks=4, grad_entries=8)
     for one, other in zip(
-        fused(scale * scores, targets, **asked),
-        contrast_fused(scale * scores, targets, **asked, tiles=tuple(others)),
+        fused(scale * scores, targets, **fields),
+        contrast_fused(Request(scale * scores, targets, **fields), tiles=tuple(others)),
         strict=True,
     ):
         torch.testing.assert_close(one, other, atol=3e-6 * scale, rtol=0)
 
 
-class Asked(TorchDispatchMode):
-    """Names of what torch is asked to do, but for what Triton's interpreter asks."""
+class RecordOperators(TorchDispatchMode):
+    """Records the names of torch operators, except for those that Triton's interpreter calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -350,53 +354,63 @@ class Asked(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
-def test_torch_gives_memory_and_sorts_and_does_no_more() -> None:
+def test_torch_only_allocates_memory_and_sorts() -> None:
     # A small operation costs the host as much as a kernel, and a large batch would wait for the host.
     scores, targets, *_ = case("primes")
-    problem = Problem(13, 13, 7, 0, True, True, 13, 0, False, Tiles(*SMALL), 2)
-    with Asked() as asked:
-        rows, columns, state = forward(scores, targets, None, (targets, targets), problem)
-        backward((rows, columns), targets, (targets, targets), state, problem, torch.float32)
-    assert set(asked.names) <= {"empty", "new_empty", "sort", "select"}
-    assert len(asked.names) < 30
+    launch = Launch(
+        *(13, 13, 7),
+        offset=0,
+        rows=True,
+        columns=True,
+        num_columns=13,
+        duplicates="negative",
+        has_bias=False,
+        tiles=Tiles(*SMALL),
+        multiprocessors=2,
+    )
+    with RecordOperators() as recorded:
+        rows, columns, state = launch_forward(scores, targets, None, (targets, targets), launch)
+        launch_backward((rows, columns), targets, (targets, targets), state, launch, torch.float32)
+    assert set(recorded.names) <= {"empty", "new_empty", "sort", "select"}
+    assert len(recorded.names) < 30
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ["primes", "far", "smoothed", "dense", "positive, far"])
 def test_a_cuda_graph_chooses_anew_at_each_replay(name: str) -> None:
-    scores, targets, asked, _ = case(name)
+    scores, targets, fields, _ = case(name)
     held, held_targets = torch.zeros_like(scores).requires_grad_(), targets.roll(1, 0)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        torch.autograd.grad(weighted(fused(held, held_targets, **asked)), held)
+        torch.autograd.grad(weighted(fused(held, held_targets, **fields)), held)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        losses = fused(held, held_targets, **asked)
+        losses = fused(held, held_targets, **fields)
         (gradient,) = torch.autograd.grad(sum(loss.sum() for loss in losses if loss is not None), held)
     with torch.no_grad():
         held.copy_(scores)
         held_targets.copy_(targets)
     graph.replay()
     fresh = scores.clone().requires_grad_()
-    eager = fused(fresh, targets, **asked)
-    (wanted,) = torch.autograd.grad(sum(loss.sum() for loss in eager if loss is not None), fresh)
-    assert torch.equal(gradient, wanted)
+    eager = fused(fresh, targets, **fields)
+    (expected,) = torch.autograd.grad(sum(loss.sum() for loss in eager if loss is not None), fresh)
+    assert torch.equal(gradient, expected)
     assert all(torch.equal(a, b) for a, b in zip(losses, eager, strict=True) if a is not None)
 
 
 def test_equal_inputs_give_equal_bits() -> None:
-    scores, targets, asked, _ = case("one class has all")
+    scores, targets, fields, _ = case("one class has all")
     scores.requires_grad_()
-    first, second = fused(scores, targets, **asked), fused(scores, targets, **asked)
+    first, second = fused(scores, targets, **fields), fused(scores, targets, **fields)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True) if a is not None)
     gradients = [torch.autograd.grad(weighted(losses), scores)[0] for losses in (first, second)]
     assert torch.equal(*gradients)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_an_axis_that_nobody_differentiates_pulls_nothing(axis: int) -> None:
+def test_an_axis_without_a_gradient_adds_nothing(axis: int) -> None:
     scores, targets, *_ = case("primes")
     scores.requires_grad_()
     gradients = [
@@ -413,9 +427,9 @@ def test_a_compiled_graph_holds_the_kernels_whole() -> None:
     torch.testing.assert_close(gradient, torch.autograd.grad(weighted(fused(scores, targets)), scores)[0])
 
 
-def test_the_custom_operators_keep_their_word_to_torch() -> None:
+def test_the_custom_operators_pass_the_checks_of_torch() -> None:
     scores, targets, *_ = case("primes")
-    args = (scores.requires_grad_(), targets, None, None, None, 0, True, True, 13, 0, list(SMALL))
+    args = tuple(operator_args(Request(scores.requires_grad_(), targets)))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(torch.ops.icmixup.contrast_fused.default, args, test_utils=checks)
 
@@ -425,20 +439,22 @@ def test_the_custom_operators_keep_their_word_to_torch() -> None:
 def test_the_chunked_form_is_differentiated_exactly_whatever_the_chunk(duplicates: str, chunk: int) -> None:
     targets, keys = with_keys(mixed_targets(3, 4).double(), 9, 5)
     scores = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
-    asked = {**keys, "bias": virtual_bias(5, 9).double(), "duplicates": duplicates}
+    fields = {**keys, "bias": virtual_bias(5, 9).double(), "duplicates": duplicates}
     for loss, right in zip(
-        contrast_chunked(scores, targets, **asked, chunk=chunk),
-        reference(scores, targets, **asked),
+        contrast_chunked(Request(scores, targets, **fields), chunk),
+        reference(scores, targets, **fields),
         strict=True,
     ):
         assert loss is not None
         assert loss.dtype == torch.float64
         torch.testing.assert_close(loss, right, atol=1e-12, rtol=0)
-    assert torch.autograd.gradcheck(lambda s: contrast_chunked(s, targets, **asked, chunk=chunk), (scores,))
+    assert torch.autograd.gradcheck(
+        lambda s: contrast_chunked(Request(s, targets, **fields), chunk), (scores,)
+    )
 
 
 def test_a_million_virtual_classifiers_are_those_of_the_whole_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("icmixup.contrast.fused.CHUNKED_ENTRIES", 2**20)
+    monkeypatch.setattr("icmixup.contrast.CHUNKED_ENTRIES", 2**20)
     assert prefer_chunked(6, 10**6)
     generator = torch.Generator().manual_seed(5)
     scores = torch.randn(6, 4, generator=generator, dtype=torch.float64).requires_grad_()
@@ -467,14 +483,14 @@ def test_auto_takes_the_kernels_where_the_benchmark_shows_that_they_are_not_slow
         assert ms[taken, B, C] <= 1.05 * ms[left, B, C], (B, C)
 
 
-def test_without_a_gpu_the_door_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert not fused_available("cpu")
     assert not prefer_fused(2**20, 2**20, 100, torch.device("cpu"))
     with pytest.raises(ValueError, match="pip install triton"):
-        contrast_fused(torch.randn(3, 2), mixed_targets(3, 2))
+        contrast_fused(Request(torch.randn(3, 2), mixed_targets(3, 2)))
 
 
-def test_float64_scores_are_sent_elsewhere() -> None:
+def test_float64_scores_are_an_error() -> None:
     with pytest.raises(ValueError, match="float64"):
         fused(torch.randn(3, 2, dtype=torch.float64, device=DEVICE), mixed_targets(3, 2).to(DEVICE))

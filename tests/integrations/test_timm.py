@@ -1,4 +1,4 @@
-"""Beside the real timm: its models in our laboratory, our loss behind its Mixup."""
+"""With the real timm: its models in the lab, our loss after its Mixup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""contrast as Triton kernels, forward and backward: both axes of the loss without the matrix S~.
+"""The fused form: Triton kernels, forward and backward, that compute both axes without storing S~.
 
 R images, K classifiers, C classes    scores S (R, C)    targets Y~ (K, C)    mixed scores z = S Y~^T (R, K)
 
@@ -11,49 +11,32 @@ exponential serves both axes, and dominant entries are near e^0, where rounding 
     w_i  = exp(t_i - m)               columns    loss_j = log(1 + exp(m - o_j) sum_i!=j e_ij w_i)
     W_ij = e_ij (A_i + w_i H_j)       gradient   dS_ic  = sum_j W_ij Y_jc - (g_i + h_i) Y_ic
 
-with A and H the gradients g, h over the sums. That holds while scores spread over less than 60; beyond it the
-largest entries are found first, and each axis takes its own exponential. Targets with more classes go through
-a tiled float32 product. The device chooses between the three: the host never waits, a CUDA graph can hold the
-loss. No atomic additions: equal inputs give equal bits, always. Memory is linear in R + K.
+with coefficients A and H: the gradients g and h divided by the sums. That holds while scores spread over less
+than 60; beyond it the largest entries are found first, and each axis has its own exponential. Targets with
+more classes go through a tiled float32 product. The device chooses between the three, so the host never
+waits, and the loss can be captured in a CUDA graph. There are no atomic additions: equal inputs always give
+equal bits. Memory is linear in R + K.
 
-A score that is not finite makes every loss nan, as it does in the product.
+A score that is not finite makes every loss nan, as it does in the plain form.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from icmixup.contrast.plain import DUPLICATES, Duplicates
+from icmixup._checks import Duplicates
+from icmixup.contrast.request import Losses, Request
 
 if TYPE_CHECKING:
-    from icmixup.contrast.launch import Problem
+    from icmixup.contrast.triton_forward import Launch
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-# From results/bench_loss.csv, one H200, where a test holds them to every row: an entry of S~ costs the plain
-# product as much as 440 classes, and the kernels, whose host takes 3 ms, win from this much work on:
-# 8,600 pairs of 100 classes, 5,300 of 1,000, 1,350 of 21,843.
-ENTRY_COST = 440
-FUSED_WORK = 4 * 10**10
-# Where the kernels do not run, a larger S~ is computed in parts: slower than the product, but not stored.
-CHUNKED_ENTRIES = 2**27
-
-_LIBRARY = "icmixup"
-_FORWARD = (
-    "(Tensor scores, Tensor targets, Tensor? bias, Tensor? row_keys, Tensor? column_keys, int offset, "
-    "bool rows, bool columns, int num_columns, int duplicates, int[] tiles) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
-_BACKWARD = (
-    "(Tensor? row_grad, Tensor? column_grad, Tensor targets, Tensor? row_keys, Tensor? column_keys, "
-    "Tensor slab, Tensor pairs, Tensor row_table, Tensor column_table, Tensor plan, int num_images, "
-    "int offset, bool rows, bool columns, int num_columns, bool has_bias, int duplicates, int[] tiles, "
-    "ScalarType dtype) -> Tensor"
-)
 
 
 def fused_available(device: torch.device | str = "cuda") -> bool:
@@ -65,217 +48,218 @@ def fused_available(device: torch.device | str = "cuda") -> bool:
     return HAS_TRITON and (on_gpu or os.environ.get("TRITON_INTERPRET") == "1")
 
 
-def prefer_fused(num_rows: int, num_columns: int, num_classes: int, device: torch.device) -> bool:
-    """Whether the kernels are not slower than the plain product, by the benchmark.
+def contrast_fused(request: Request, tiles: tuple[int, ...] = ()) -> Losses:
+    """What contrast_plain returns, from kernels that never store S~.
 
-    Inside a CUDA graph, where the host has no part, they win from about 2,000 pairs on; that is not seen from
-    here, so there it is the caller who says fused=True.
-    """
-    work = num_rows * num_columns * (ENTRY_COST + num_classes)
-    return device.type == "cuda" and HAS_TRITON and work >= FUSED_WORK
-
-
-def prefer_chunked(num_rows: int, num_columns: int) -> bool:
-    """Whether S~ is too large to be stored where the kernels do not run."""
-    return num_rows * num_columns > CHUNKED_ENTRIES
-
-
-def contrast_fused(
-    scores: Tensor,
-    targets: Tensor,
-    *,
-    offset: int = 0,
-    rows: bool = True,
-    columns: bool = True,
-    num_columns: int | None = None,
-    bias: Tensor | None = None,
-    row_keys: Tensor | None = None,
-    column_keys: Tensor | None = None,
-    duplicates: Duplicates = "negative",
-    tiles: tuple[int, ...] = (),
-) -> tuple[Tensor | None, Tensor | None]:
-    """What contrast.contrast returns, from kernels that never store S~.
-
-    Gradients flow to scores alone. float32, bfloat16 and float16, float32 inside; the gradient is in the
-    dtype of the scores. Deterministic. Works under autograd, torch.compile and in CUDA graphs.
+    Gradients flow to the scores only. float32, bfloat16 and float16, computed in float32; the gradient has
+    the dtype of the scores. Deterministic. Works with autograd, torch.compile and CUDA graphs.
 
     Args:
-        scores, targets, offset, rows, columns, num_columns, bias, row_keys, column_keys, duplicates:
-            as contrast.contrast takes them. Equal keys mean equal targets.
-        tiles: launch.Tiles, to try others than the chosen ones.
+        request: what to compute; its reduction is ignored. Equal keys must mean equal targets.
+        tiles: triton_forward.Tiles; the default ones if empty.
 
     Returns:
-        (R,) and (num_columns,) float32 losses, or None in place of what was not asked for.
+        (R,) and (num_matched,) float32 losses; None for what was not requested.
     """
-    number = len(targets) if num_columns is None else num_columns
     if not torch.compiler.is_compiling():
-        _check(scores, targets, offset, rows, columns, number)
-    keys = (None, None) if duplicates == "negative" else (row_keys, column_keys)
-    row_losses, column_losses, *_ = torch.ops.icmixup.contrast_fused(
-        scores, targets, bias, *keys, offset, rows, columns, number, DUPLICATES.index(duplicates), list(tiles)
+        _check(request)
+    row_keys, column_keys = request.keys
+    args = ForwardArgs(
+        scores=request.scores,
+        targets=request.targets,
+        bias=request.bias,
+        row_keys=row_keys,
+        column_keys=column_keys,
+        offset=request.offset,
+        rows=request.rows,
+        columns=request.columns,
+        num_columns=request.num_matched,
+        duplicates=request.duplicates,
+        tiles=list(tiles),
     )
-    return row_losses if rows else None, column_losses if columns else None
+    row_losses, column_losses, *_ = torch.ops.icmixup.contrast_fused(*args)
+    return row_losses if request.rows else None, column_losses if request.columns else None
 
 
-def _check(scores: Tensor, targets: Tensor, offset: int, rows: bool, columns: bool, number: int) -> None:
-    if not fused_available(scores.device):
+def _check(request: Request) -> None:
+    device = request.scores.device
+    if not fused_available(device):
         raise ValueError(
-            f"fused=True needs Triton and a CUDA GPU, but scores are on {scores.device}"
+            f"fused=True needs Triton and a CUDA GPU, but scores are on {device}"
             f"{'' if HAS_TRITON else ' and Triton is not installed'}; "
-            'pip install triton and move the scores to the GPU, or leave fused="auto"'
+            'pip install triton and move the scores to the GPU, or use fused="auto"'
         )
-    if scores.dtype == torch.float64:
-        raise ValueError('the kernels are float32 inside, but scores are float64; leave fused="auto"')
-    R, K = len(scores), len(targets)
-    assert min(R, K) > 0, "someone gathered an empty batch"
-    assert not rows or 0 <= offset <= K - R, "an image without its classifier"
-    assert not columns or (0 <= -offset <= R - number and number <= K), "a classifier without its image"
+    if request.scores.dtype == torch.float64:
+        raise ValueError('the kernels compute in float32, but scores are float64; use fused="auto"')
+    R, K, offset = len(request.scores), len(request.targets), request.offset
+    assert min(R, K) > 0, "empty batch"
+    assert not request.rows or 0 <= offset <= K - R, "an image without its classifier"
+    matched = request.num_matched
+    assert not request.columns or (0 <= -offset <= R - matched and matched <= K), "a classifier without image"
 
 
-def _problem(
-    scores_shape: tuple[int, ...],
-    targets: Tensor,
-    shape: tuple[int, bool, bool, int],
+# The two operators as torch.library sees them. A schema is flat and has no NamedTuples, so these two mirror
+# the schemas below, argument by argument, and every function here unpacks its arguments into them.
+
+
+class ForwardArgs(NamedTuple):
+    """Arguments of icmixup::contrast_fused; shapes as in Request."""
+
+    scores: Tensor
+    targets: Tensor
+    bias: Tensor | None
+    row_keys: Tensor | None
+    column_keys: Tensor | None
+    offset: int
+    rows: bool
+    columns: bool
+    num_columns: int
+    duplicates: Duplicates
+    tiles: list[int]
+
+    def launch(self, multiprocessors: int) -> Launch:
+        num_images, num_classes = self.scores.shape
+        return _launch(num_images, num_classes, self, self.bias is not None, multiprocessors)
+
+
+class BackwardArgs(NamedTuple):
+    """Arguments of icmixup::contrast_fused_backward: gradients of losses, inputs, ForwardState, options."""
+
+    row_grad: Tensor | None
+    column_grad: Tensor | None
+    targets: Tensor
+    row_keys: Tensor | None
+    column_keys: Tensor | None
+    scores_t: Tensor
+    classes_of: Tensor
+    row_table: Tensor
+    column_table: Tensor
+    plan: Tensor
+    num_images: int
+    offset: int
+    rows: bool
+    columns: bool
+    num_columns: int
+    has_bias: bool
+    duplicates: Duplicates
+    tiles: list[int]
+    dtype: torch.dtype
+
+    def launch(self, multiprocessors: int) -> Launch:
+        return _launch(self.num_images, self.scores_t.shape[0], self, self.has_bias, multiprocessors)
+
+
+_FORWARD = (
+    "(Tensor scores, Tensor targets, Tensor? bias, Tensor? row_keys, Tensor? column_keys, int offset, "
+    "bool rows, bool columns, int num_columns, str duplicates, int[] tiles) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+_BACKWARD = (
+    "(Tensor? row_grad, Tensor? column_grad, Tensor targets, Tensor? row_keys, Tensor? column_keys, "
+    "Tensor scores_t, Tensor classes_of, Tensor row_table, Tensor column_table, Tensor plan, int num_images, "
+    "int offset, bool rows, bool columns, int num_columns, bool has_bias, str duplicates, int[] tiles, "
+    "ScalarType dtype) -> Tensor"
+)
+
+
+def _launch(
+    num_images: int,
+    num_classes: int,
+    args: ForwardArgs | BackwardArgs,
     has_bias: bool,
-    duplicates: int,
-    tiles: list[int],
-) -> Problem:
-    from icmixup.contrast.launch import Problem, Tiles
+    multiprocessors: int,
+) -> Launch:
+    from icmixup.contrast.triton_forward import Launch, Tiles
 
-    device = targets.device
-    cores = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
-    R, C = scores_shape
-    return Problem(R, len(targets), C, *shape, duplicates, has_bias, Tiles(*tiles), cores)
+    return Launch(
+        R=num_images,
+        K=len(args.targets),
+        C=num_classes,
+        offset=args.offset,
+        rows=args.rows,
+        columns=args.columns,
+        num_columns=args.num_columns,
+        duplicates=args.duplicates,
+        has_bias=has_bias,
+        tiles=Tiles(*args.tiles),
+        multiprocessors=multiprocessors,
+    )
 
 
-def _forward(
-    scores: Tensor,
-    targets: Tensor,
-    bias: Tensor | None,
-    row_keys: Tensor | None,
-    column_keys: Tensor | None,
-    offset: int,
-    rows: bool,
-    columns: bool,
-    num_columns: int,
-    duplicates: int,
-    tiles: list[int],
-) -> tuple[Tensor, ...]:
-    from icmixup.contrast.launch import forward
+@lru_cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
-    shape = (offset, rows, columns, num_columns)
-    problem = _problem(tuple(scores.shape), targets, shape, bias is not None, duplicates, tiles)
-    keys = _keys(row_keys, column_keys, targets)
-    bias = None if bias is None else bias.contiguous()
-    row_losses, column_losses, state = forward(scores.contiguous(), targets.contiguous(), bias, keys, problem)
+
+def _keys(args: ForwardArgs | BackwardArgs) -> tuple[Tensor, Tensor]:
+    # A kernel needs a pointer even where it reads nothing.
+    if args.row_keys is None or args.column_keys is None:
+        return args.targets, args.targets
+    return args.row_keys.contiguous(), args.column_keys.contiguous()
+
+
+def _forward(*flat: Any) -> tuple[Tensor, ...]:
+    from icmixup.contrast.triton_forward import launch_forward
+
+    args = ForwardArgs(*flat)
+    bias = None if args.bias is None else args.bias.contiguous()
+    inputs = args.scores.contiguous(), args.targets.contiguous(), bias, _keys(args)
+    row_losses, column_losses, state = launch_forward(
+        *inputs, args.launch(_multiprocessors(args.targets.device))
+    )
     return row_losses, column_losses, *state
 
 
-def _keys(row_keys: Tensor | None, column_keys: Tensor | None, targets: Tensor) -> tuple[Tensor, Tensor]:
-    # A kernel wants a pointer also where it reads nothing.
-    if row_keys is None or column_keys is None:
-        return targets, targets
-    return row_keys.contiguous(), column_keys.contiguous()
+def _forward_fake(*flat: Any) -> tuple[Tensor, ...]:
+    from icmixup.contrast.triton_forward import empty_state
 
-
-def _forward_fake(
-    scores: Tensor,
-    targets: Tensor,
-    bias: Tensor | None,
-    row_keys: Tensor | None,
-    column_keys: Tensor | None,
-    offset: int,
-    rows: bool,
-    columns: bool,
-    num_columns: int,
-    duplicates: int,
-    tiles: list[int],
-) -> tuple[Tensor, ...]:
-    from icmixup.contrast.launch import Problem, Tiles
-
-    (R, C), K = scores.shape, targets.shape[0]
-    shape = Problem(R, K, C, offset, rows, columns, num_columns, duplicates, False, Tiles(*tiles), 1)
-    new = scores.new_empty
-    return (
-        new(R if rows else 0, dtype=torch.float32),
-        new(num_columns if columns else 0, dtype=torch.float32),
-        new(C, shape.Rp, dtype=torch.float32),
-        new(2, shape.Kp, dtype=torch.int32),
-        new(6, shape.Rp, dtype=torch.float32),
-        new(9, shape.Kp, dtype=torch.float32),
-        new(5, dtype=torch.float32),
+    args = ForwardArgs(*flat)
+    launch, new = args.launch(multiprocessors=1), args.scores.new_empty  # shapes do not depend on them
+    losses = (
+        new(launch.R if launch.rows else 0, dtype=torch.float32),
+        new(launch.num_column_losses, dtype=torch.float32),
     )
+    return *losses, *empty_state(launch, args.scores.device)
 
 
-def _backward(
-    row_grad: Tensor | None,
-    column_grad: Tensor | None,
-    targets: Tensor,
-    row_keys: Tensor | None,
-    column_keys: Tensor | None,
-    slab: Tensor,
-    pairs: Tensor,
-    row_table: Tensor,
-    column_table: Tensor,
-    plan: Tensor,
-    num_images: int,
-    offset: int,
-    rows: bool,
-    columns: bool,
-    num_columns: int,
-    has_bias: bool,
-    duplicates: int,
-    tiles: list[int],
-    dtype: torch.dtype,
-) -> Tensor:
-    from icmixup.contrast.launch import State
-    from icmixup.contrast.launch_backward import backward
+def _backward(*flat: Any) -> Tensor:
+    from icmixup.contrast.triton_backward import launch_backward
+    from icmixup.contrast.triton_forward import ForwardState
 
-    shape = (offset, rows, columns, num_columns)
-    problem = _problem((num_images, slab.shape[0]), targets, shape, has_bias, duplicates, tiles)
-    keys = _keys(row_keys, column_keys, targets)
-    state = State(slab, pairs, row_table, column_table, plan)
-    return backward((row_grad, column_grad), targets.contiguous(), keys, state, problem, dtype)
+    args = BackwardArgs(*flat)
+    state = ForwardState(args.scores_t, args.classes_of, args.row_table, args.column_table, args.plan)
+    grads, keys = (args.row_grad, args.column_grad), _keys(args)
+    launch = args.launch(_multiprocessors(args.targets.device))
+    return launch_backward(grads, args.targets.contiguous(), keys, state, launch, args.dtype)
 
 
-def _backward_fake(*args: Any) -> Tensor:
-    slab, num_images, dtype = args[5], args[10], args[18]
-    return torch.empty(num_images, slab.shape[0], dtype=dtype, device=slab.device)
+def _backward_fake(*flat: Any) -> Tensor:
+    args = BackwardArgs(*flat)
+    return args.scores_t.new_empty(args.num_images, args.scores_t.shape[0], dtype=args.dtype)
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    scores, targets, bias, row_keys, column_keys, *shape = inputs
-    offset, rows, columns, num_columns, duplicates, tiles = shape
-    ctx.save_for_backward(targets, row_keys, column_keys, *output[2:])
-    ctx.rest = (
-        len(scores),
-        offset,
-        rows,
-        columns,
-        num_columns,
-        bias is not None,
-        duplicates,
-        tiles,
-        scores.dtype,
-    )
-    ctx.mark_non_differentiable(*output[2:])
-    ctx.set_materialize_grads(False)  # or zeros as large as the slab would come in
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    args, state = ForwardArgs(*inputs), output[2:]
+    ctx.save_for_backward(args.targets, args.row_keys, args.column_keys, *state)
+    shape = (args.offset, args.rows, args.columns, args.num_columns)
+    has_bias = args.bias is not None
+    ctx.options = (len(args.scores), *shape, has_bias, args.duplicates, args.tiles, args.scores.dtype)
+    ctx.mark_non_differentiable(*state)
+    ctx.set_materialize_grads(False)  # or autograd would pass zeros as large as the state
 
 
 def _gradient(
     ctx: Any, row_grad: Tensor | None, column_grad: Tensor | None, *_: Any
 ) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors
-    gradient = torch.ops.icmixup.contrast_fused_backward(row_grad, column_grad, *saved, *ctx.rest)
-    return gradient, *(None,) * 10
+    args = BackwardArgs(row_grad, column_grad, *ctx.saved_tensors, *ctx.options)
+    gradient = torch.ops.icmixup.contrast_fused_backward(*args)
+    return gradient, *(None,) * (len(ForwardArgs._fields) - 1)
 
 
-_forward_op = torch.library.custom_op(
-    f"{_LIBRARY}::contrast_fused", _forward, mutates_args=(), schema=_FORWARD
-)
+_forward_op = torch.library.custom_op("icmixup::contrast_fused", _forward, mutates_args=(), schema=_FORWARD)
 _forward_op.register_fake(_forward_fake)
-_forward_op.register_autograd(_gradient, setup_context=_remember)
+_forward_op.register_autograd(_gradient, setup_context=_setup_context)
 _backward_op = torch.library.custom_op(
-    f"{_LIBRARY}::contrast_fused_backward", _backward, mutates_args=(), schema=_BACKWARD
+    "icmixup::contrast_fused_backward", _backward, mutates_args=(), schema=_BACKWARD
 )
 _backward_op.register_fake(_backward_fake)

@@ -1,1 +1,1 @@
-"""The laboratory: reads disks, takes time, draws pictures. Needs the extra `icmixup[lab]`."""
+"""The lab: trains and compares methods on your data. Needs the extra `icmixup[lab]`."""

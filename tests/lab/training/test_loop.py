@@ -69,7 +69,7 @@ def start(root: Path, data: Dataset, recipe: Recipe) -> Session:
     return Session(open_run(root, recipe), data, make_learner(recipe, data, wrap_for_ranks), None)
 
 
-def carry_out(
+def run_tiny(
     root: Path, data: Dataset, **changes: Any
 ) -> tuple[dict[str, Any], list[float], dict[str, Tensor]]:
     """The row of a run without what depends on the clock, its losses by epoch, and its weights."""
@@ -87,8 +87,8 @@ def carry_out(
 def stop_at(epoch: float) -> Callable[[RunProgress], None]:
     """Ends a run at the end of an epoch, before its checkpoint is written."""
 
-    def listen(beat: RunProgress) -> None:
-        if beat.epoch >= epoch:
+    def listen(progress: RunProgress) -> None:
+        if progress.epoch >= epoch:
             raise KeyboardInterrupt
 
     return listen
@@ -98,7 +98,7 @@ def stop_at(epoch: float) -> Callable[[RunProgress], None]:
 
 
 def test_the_same_recipe_gives_the_same_numbers_to_the_last_bit(digits: Dataset, tmp_path: Path) -> None:
-    first, second = (carry_out(tmp_path / name, digits) for name in ("one", "two"))
+    first, second = (run_tiny(tmp_path / name, digits) for name in ("one", "two"))
     assert first[:2] == second[:2]
     assert len(first[1]) == 2
     assert all(torch.equal(first[2][name], weight) for name, weight in second[2].items())
@@ -109,14 +109,14 @@ def test_training_does_not_depend_on_the_global_generators_nor_move_them(
 ) -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    first = carry_out(tmp_path / "one", digits, method="ic-balanced-mixup-cutmix")
+    first = run_tiny(tmp_path / "one", digits, method="ic-balanced-mixup-cutmix")
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
-    assert carry_out(tmp_path / "two", digits, method="ic-balanced-mixup-cutmix")[:2] == first[:2]
+    assert run_tiny(tmp_path / "two", digits, method="ic-balanced-mixup-cutmix")[:2] == first[:2]
 
 
 def test_another_seed_gives_other_numbers(digits: Dataset, tmp_path: Path) -> None:
-    assert carry_out(tmp_path, digits, seed=1)[1] != carry_out(tmp_path, digits)[1]
+    assert run_tiny(tmp_path, digits, seed=1)[1] != run_tiny(tmp_path, digits)[1]
 
 
 @pytest.mark.parametrize("method", ["mixup", "ic-balanced-mixup-cutmix", "ic-manifold"])
@@ -173,7 +173,7 @@ def test_without_the_last_batch_an_epoch_holds_whole_ones_of_other_images_each_t
         assert [(len(labels), whole) for _, labels, _, whole in batches] == [(50, True), (50, True)]
         seen.append(session.epoch.images.flatten(1).unique(dim=0))
     assert not torch.equal(*seen)
-    row, losses, _ = carry_out(tmp_path, digits, drop_last=True)
+    row, losses, _ = run_tiny(tmp_path, digits, drop_last=True)
     assert (row["train_images"], len(losses)) == (120, TINY.epochs)
 
 
@@ -236,9 +236,9 @@ def test_the_average_follows_the_weights_by_its_decay_and_is_what_is_tested(
 
 
 def test_an_average_without_decay_gives_the_metrics_of_the_weights(digits: Dataset, tmp_path: Path) -> None:
-    plain, _, _ = carry_out(tmp_path, digits)
-    averaged, _, _ = carry_out(tmp_path, digits, ema=1e-12)
-    slow, _, _ = carry_out(tmp_path, digits, ema=0.99)
+    plain, _, _ = run_tiny(tmp_path, digits)
+    averaged, _, _ = run_tiny(tmp_path, digits, ema=1e-12)
+    slow, _, _ = run_tiny(tmp_path, digits, ema=0.99)
     assert averaged["nll"] == pytest.approx(plain["nll"], rel=1e-4)
     assert slow["nll"] != pytest.approx(plain["nll"], rel=2e-3)
 
@@ -256,11 +256,11 @@ def test_clipping_bounds_the_step_by_rate_times_norm(digits: Dataset, tmp_path: 
 
 
 def test_mixup_that_never_mixes_is_erm(digits: Dataset, tmp_path: Path) -> None:
-    _, erm, _ = carry_out(tmp_path, digits, method="erm")
+    _, erm, _ = run_tiny(tmp_path, digits, method="erm")
     for changes in ({"mix_prob": 0.0}, {"mix_off_epoch": 0}):
-        _, losses, _ = carry_out(tmp_path, digits, method="mixup", **changes)
+        _, losses, _ = run_tiny(tmp_path, digits, method="mixup", **changes)
         assert losses == pytest.approx(erm, rel=1e-5)
-    _, mixed, _ = carry_out(tmp_path, digits, method="mixup")
+    _, mixed, _ = run_tiny(tmp_path, digits, method="mixup")
     assert mixed != pytest.approx(erm, rel=1e-3)
 
 
@@ -278,7 +278,7 @@ def test_mixing_stops_after_its_epoch_and_not_before(digits: Dataset, tmp_path: 
     erm = start(tmp_path, digits, dataclasses.replace(TINY, method="erm"))
     erm.learner.load(after_one)
     erm.fill(1)
-    _, losses, _ = carry_out(tmp_path, digits, method="mixup", mix_off_epoch=1)
+    _, losses, _ = run_tiny(tmp_path, digits, method="mixup", mix_off_epoch=1)
     assert losses[0] == after_one["loss"]
     assert losses[1] == pytest.approx(erm.make_epoch(1)().mean().item(), rel=1e-5)
 
@@ -290,7 +290,7 @@ def test_bfloat16_is_close_to_float32_and_not_the_same(digits: Dataset, tmp_path
 
 
 def test_training_learns(digits: Dataset, tmp_path: Path) -> None:
-    row, losses, _ = carry_out(tmp_path, digits, method="erm", epochs=12, batch_size=20, schedule="cosine")
+    row, losses, _ = run_tiny(tmp_path, digits, method="erm", epochs=12, batch_size=20, schedule="cosine")
     assert losses[-1] < losses[0] / 3
     assert row["accuracy"] > 60  # chance is 10
 
@@ -304,7 +304,7 @@ def test_every_method_trains_on_digits_and_on_a_folder(
     name: str, method: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     data: Dataset = request.getfixturevalue(name)
-    row, losses, weights = carry_out(tmp_path, data, dataset=name, method=method, epochs=1, batch_size=16)
+    row, losses, weights = run_tiny(tmp_path, data, dataset=name, method=method, epochs=1, batch_size=16)
     assert len(losses) == 1
     numbers = ("loss", "accuracy", "nll", "nll_scaled", "calibration_error_scaled", "fitted_temperature")
     assert all(math.isfinite(row[number]) for number in numbers)
@@ -321,8 +321,8 @@ def test_a_batch_larger_than_the_data_is_refused_with_a_size_that_fits(
     digits: Dataset, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=r"batch_size is 121, .* only 120 .* --batch-size 30"):
-        carry_out(tmp_path, digits, batch_size=121)
-    assert carry_out(tmp_path, digits, batch_size=120)[0]["loss"] > 0
+        run_tiny(tmp_path, digits, batch_size=121)
+    assert run_tiny(tmp_path, digits, batch_size=120)[0]["loss"] > 0
 
 
 def test_a_loss_gone_to_nan_stops_the_run_and_keeps_the_last_good_checkpoint(
@@ -365,15 +365,15 @@ def test_weights_spoilt_by_the_last_step_of_an_epoch_are_never_saved(
 
 
 def test_a_finished_run_is_not_trained_again(digits: Dataset, tmp_path: Path) -> None:
-    beats: list[RunProgress] = []
+    reports: list[RunProgress] = []
     rows = [
-        train(TINY, Execution(out=tmp_path, data_dir=tmp_path, dataset=digits, device="cpu"), beats.append)
+        train(TINY, Execution(out=tmp_path, data_dir=tmp_path, dataset=digits, device="cpu"), reports.append)
         for _ in range(2)
     ]
     assert rows[0] == rows[1]
-    assert [beat.epoch for beat in beats if beat.epoch == int(beat.epoch)] == [1, 2]
-    assert beats[-1].seconds_left == 0
-    assert rows[0]["accuracy"] == beats[-1].accuracy
+    assert [report.epoch for report in reports if report.epoch == int(report.epoch)] == [1, 2]
+    assert reports[-1].seconds_left == 0
+    assert rows[0]["accuracy"] == reports[-1].accuracy
 
 
 # Trackers

@@ -70,6 +70,10 @@ def analyse_runs(
         seed, provenance of the run, image_seed ("first" or a number), and the fields of Point.
     """
     runs = [find_run(folder) for folder in dict.fromkeys(folders)]
+    if heads := [run.folder for run in runs if run.recipe.train == "head"]:
+        raise ValueError(
+            f"{heads[0]} trained a head on features, and the analysis needs images; use --train all"
+        )
     load = remember_data(Execution(out=Path(), data_dir=data_dir))
     rows: list[Row] = []
     for run, line in zip(runs, line_names([run.recipe for run in runs]), strict=True):
@@ -158,7 +162,14 @@ def load_model(run: Run, data: Dataset, device: torch.device) -> nn.Module:
         raise ValueError(f"{run.folder} has no weights to analyse: {reason}")
     recipe, channels = run.recipe, data.test.images.shape[1]
     model = to_device(
-        build_model(recipe.model, data.num_classes, channels=channels, seed=recipe.seed), device
+        build_model(
+            recipe.model,
+            data.num_classes,
+            channels=channels,
+            seed=recipe.seed,
+            image_size=data.test.images.shape[-1],
+        ),
+        device,
     )
     try:
         model.load_state_dict(state["model" if recipe.ema is None else "average"])

@@ -79,6 +79,7 @@ def run_command(args: Sequence[str]) -> int:
         hint = f"did you mean {similar[0]}? " if similar else ""
         raise ValueError(f"unknown command {args[0]!r}; {hint}the commands are {', '.join(COMMANDS)}")
     from icmixup.lab.cli import analyse, compare, data, paper, train
+    from icmixup.lab.cli.pretrained import recipe_for
     from icmixup.lab.cli.shared import requested_recipe
 
     name = requested_recipe(args)
@@ -89,7 +90,9 @@ def run_command(args: Sequence[str]) -> int:
             flags = parse(args, recipe, "paper")
         return compare.run_compare(flags, recipe)
     if isinstance(flags, train.TrainFlags):
-        return train.run_train(flags)
+        recipe = name or recipe_for(flags.dataset, flags.pretrained) or "paper"
+        flags = flags if recipe == (name or "paper") else parse(args, "quick", recipe)
+        return train.run_train(flags, recipe)
     if isinstance(flags, paper.PaperFlags):
         return paper.run_paper(flags)
     return analyse.run_analyse(flags) if isinstance(flags, analyse.AnalyseFlags) else data.run_data(flags)
@@ -101,6 +104,7 @@ def parse(args: Sequence[str], compare_recipe: str, train_recipe: str) -> Any:
     from tyro import conf
 
     from icmixup.lab.cli import analyse, compare, data, paper, train
+    from icmixup.lab.cli.pretrained import start_recipe
 
     def command(kind: type, module: Any, default: Any = None) -> Any:
         name = module.__name__.rpartition(".")[2]
@@ -109,8 +113,8 @@ def parse(args: Sequence[str], compare_recipe: str, train_recipe: str) -> Any:
         return Annotated[kind, conf.subcommand(name=name, description=text, **given)]
 
     commands = (
-        command(compare.CompareFlags, compare, compare.compare_defaults(compare_recipe))
-        | command(train.TrainFlags, train, train.train_defaults(train_recipe))
+        command(compare.CompareFlags, compare, compare.compare_defaults(start_recipe(compare_recipe, args)))
+        | command(train.TrainFlags, train, train.train_defaults(start_recipe(train_recipe, args)))
         | command(paper.PaperFlags, paper)
         | command(analyse.AnalyseFlags, analyse)
         | command(data.DataFlags, data)

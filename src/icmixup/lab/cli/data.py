@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tyro import conf
 
+from icmixup.lab.cli.pretrained import is_features
 from icmixup.lab.cli.shared import Flag, data_folder
 from icmixup.lab.cli.terminal import count, is_first_rank, print_note, print_rows
 
@@ -165,11 +166,12 @@ def check_folder(name: str) -> None:
     from icmixup.lab.datasets import DATASETS
 
     path = Path(name)
-    if name.startswith("hf:") or path.is_dir() or os.sep not in name:
+    if name.startswith("hf:") or path.is_dir() or os.sep not in name or is_features(name):
         return
     if path.exists():
         raise ValueError(
-            f"{name!r} is a file; pass the folder that contains one subfolder of images per class"
+            f"{name!r} is a file; pass the folder that contains one subfolder of images per class, or an "
+            ".npz file of features"
         )
     beside = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
     similar = [str(path.parent / found) for found in get_close_matches(path.name, beside, n=3)]

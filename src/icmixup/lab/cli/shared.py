@@ -24,11 +24,12 @@ from icmixup.lab.training.recipe import (
     Optimisation,
     Recipe,
     Subset,
+    Transfer,
 )
 
 Flag = conf.FlagCreatePairsOff[bool]
-RecipeName = Literal["paper", "strong", "quick"]
-Group = TypeVar("Group")
+RecipeName = Literal["paper", "strong", "quick", "finetune", "head"]
+Fields = TypeVar("Fields")
 
 
 def data_folder() -> Path:
@@ -68,15 +69,16 @@ class RecipeGroups:
     """The fields of a recipe, in the groups in which --help shows them."""
 
     data: Subset = field(default_factory=Subset)
+    pretrained: Transfer = field(default_factory=Transfer)
     optimisation: Optimisation = field(default_factory=Optimisation)
     augmentation: Augmentation = field(default_factory=Augmentation)
     mixing: Mixing = field(default_factory=Mixing)
     numerics: Numerics = field(default_factory=Numerics)
 
 
-GROUPS = {entry.name: entry for entry in dataclasses.fields(RecipeGroups)}
 GROUP_TYPES: dict[str, type] = {
     "data": Subset,
+    "pretrained": Transfer,
     "optimisation": Optimisation,
     "augmentation": Augmentation,
     "mixing": Mixing,
@@ -89,7 +91,7 @@ def groups_of(recipe: Recipe) -> dict[str, Any]:
     return {name: take_fields(kind, recipe) for name, kind in GROUP_TYPES.items()}
 
 
-def take_fields(kind: type[Group], source: object) -> Group:
+def take_fields(kind: type[Fields], source: object) -> Fields:
     """An instance of a dataclass with the values that `source` has under the same names."""
     names = [entry.name for entry in dataclasses.fields(kind)]  # type: ignore[arg-type]
     return kind(**{name: getattr(source, name) for name in names})

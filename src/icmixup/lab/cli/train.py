@@ -7,9 +7,10 @@ import functools
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from icmixup.lab.cli.pretrained import prepare_data, resolve_recipe
 from icmixup.lab.cli.shared import RecipeGroups, RecipeName, Where, groups_of, join_groups, make_execution
 from icmixup.lab.cli.terminal import is_first_rank, stderr_console
-from icmixup.lab.training.recipe import RECIPES, Recipe, Task
+from icmixup.lab.training.recipe import Recipe, Task
 
 SUMMARY = "Train one run; with no flags, the paper's on CIFAR-100."
 HELP = """Train one run, in its own folder under --out. After an interruption, the same command resumes.
@@ -24,8 +25,9 @@ class TrainFlags(RecipeGroups, Task):
     """Train one run; with no flags, the paper's on CIFAR-100."""
 
     recipe: RecipeName | None = None
-    """Starting point that other flags modify: the paper's recipe (default), a strong recipe of today, or a
-    quick one for a laptop and tiny images."""
+    """Starting point that other flags modify: the paper's recipe (default), a strong recipe of today, a quick
+    one for a laptop and tiny images, finetune (default with --weights), or head (default with --train
+    head)."""
     out: Path = Path("runs")
     """Folder of all runs."""
     where: Where = field(default_factory=Where)
@@ -34,16 +36,15 @@ class TrainFlags(RecipeGroups, Task):
         return join_groups(self, dataset=self.dataset, model=self.model, method=self.method, seed=self.seed)
 
 
-def train_defaults(recipe: str) -> TrainFlags:
-    """The flags with the values of a named recipe as defaults."""
-    start = RECIPES[recipe]
-    task = {entry.name: getattr(start, entry.name) for entry in dataclasses.fields(Task)}
-    return TrainFlags(**task, **groups_of(start))
+def train_defaults(recipe: Recipe) -> TrainFlags:
+    """The flags with the values of a recipe as defaults."""
+    task = {entry.name: getattr(recipe, entry.name) for entry in dataclasses.fields(Task)}
+    return TrainFlags(**task, **groups_of(recipe))
 
 
-def run_train(flags: TrainFlags) -> int:
+def run_train(flags: TrainFlags, recipe_name: str) -> int:
     """Train, and print one line."""
-    recipe = flags.run_recipe()
+    recipe = resolve_recipe(flags.run_recipe(), recipe_name)
     from icmixup.lab.cli.data import load_data, settle_image_size
     from icmixup.lab.comparison.compare import delete_runs
     from icmixup.lab.sweep import find_finished
@@ -56,7 +57,9 @@ def run_train(flags: TrainFlags) -> int:
     pick_device(flags.where.device)
     recipe = settle_image_size(recipe, flags.where.data_dir, flags.where.device)
     data = load_data(recipe, flags.where.data_dir)
-    execution = dataclasses.replace(make_execution(flags.out, flags.where), dataset=data)
+    execution = make_execution(flags.out, flags.where)
+    recipe, data = prepare_data(recipe, data, execution)
+    execution = dataclasses.replace(execution, dataset=data)
     if flags.where.fresh:
         delete_runs(flags.out, [recipe])
     with Display([recipe], stderr_console(), finished=find_finished([recipe], flags.out)) as display:

@@ -5,6 +5,7 @@ A dataset is named by one of these:
     digits                                 ships with scikit-learn
     cifar10 cifar100 cifair10 cifair100    read from data_dir, or downloaded from the publisher
     cifar10-notwins                        cifar10 without the test images that ciFAIR lists as duplicates
+    path/to/features.npz                   features instead of images, see `icmixup.lab.datasets.features`
     path/to/folder                         class/*.png, or train/ and test/ (or val/) with class folders
     hf:owner/name  hf:path/to/folder       through the `datasets` library of Hugging Face
 """
@@ -21,6 +22,7 @@ from torch import Tensor
 from icmixup.lab.datasets.cache import cache_folder
 from icmixup.lab.datasets.cifar import LAYOUTS, NO_TWINS, read_cifar, read_no_twins
 from icmixup.lab.datasets.digits import read_digits
+from icmixup.lab.datasets.features import is_features_file, read_features, standardise
 from icmixup.lab.datasets.folder import (
     LARGEST_OWN_SIZE,
     ReadOptions,
@@ -111,6 +113,8 @@ def load_dataset(
         class_names=source.class_names,
     )
     train = train[draw_subset(train.labels, counts, spec.data_seed)]
+    if is_features_file(spec.dataset):
+        return standardise(Dataset(spec.dataset, train, source.test, source.class_names, (), ()))
     if preprocessing is not None:
         mean, std = preprocessing.mean, preprocessing.std
     else:
@@ -142,6 +146,8 @@ def read_dataset(
     """
     if image_size is not None and image_size < 1:
         raise ValueError(f"image_size must be a number of pixels, 1 or more, got {image_size}")
+    if is_features_file(name):
+        return read_features(Path(name))
     data_dir = Path(data_dir)
     on_gpu = torch.cuda.is_available()
     options = ReadOptions(cache_folder(data_dir), image_size, preprocessing, on_gpu, show_progress)

@@ -46,7 +46,10 @@ class DataSpec:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images, (N, channels, H, W) uint8 or photos of different sizes, and their labels, (N,) int64."""
+    """Images, (N, channels, H, W) uint8 or photos of different sizes, and their labels, (N,) int64.
+
+    In a dataset of features, `images` are (N, D) float32.
+    """
 
     images: Tensor | Photos
     labels: Tensor
@@ -102,6 +105,11 @@ class Dataset:
     def class_counts(self) -> Tensor:
         """(C,) int64, training images of each class."""
         return torch.bincount(self.train.labels, minlength=self.num_classes)
+
+    @property
+    def is_features(self) -> bool:
+        """Whether `images` are (N, D) features."""
+        return len(self.train.images.shape) == 2
 
     def to(self, device: torch.device | str) -> Dataset:
         return replace(self, train=self.train.to(device), test=self.test.to(device))

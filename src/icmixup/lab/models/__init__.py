@@ -1,4 +1,4 @@
-"""Networks by name: ours for small images, and all of timm's, with pretrained weights, if timm is installed."""
+"""Networks by name: ours for small images, and timm's, with pretrained weights."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from icmixup.lab.models.timm import (
     has_timm,
     head_names,
     is_timm_model,
+    is_transformer,
     list_timm_models,
     models_that_fit,
     published_weights,
@@ -56,6 +57,7 @@ __all__ = [
     "classifier_of",
     "preprocessing_of",
     "start_note",
+    "uses_attention",
     "weights_digest",
 ]
 
@@ -93,8 +95,8 @@ def build_model(
     in the code of its authors. With weights, `model.load_report` says what was loaded.
 
     Args:
-        name: a key of MODELS, a model name of timm, or local-dir:FOLDER. For a name that both have, use timm's
-            tagged name ("resnet18.a1_in1k") to get timm's.
+        name: a key of MODELS, a model name of timm, or local-dir:FOLDER. For a name that both have, use
+            timm's tagged name ("resnet18.a1_in1k") to get timm's.
         num_classes: C, at least 2.
         channels: of the image, at least 1.
         seed: any integer.
@@ -172,8 +174,8 @@ def describe_misfit(
         else "pass the --model that they were saved from"
     )
     return (
-        f"{weights} does not fit {name}: {len(report.loaded)} of {total} tensors below the head fit by name and "
-        f"shape ({missing} do not), of {len(state)} in the file; {remedy}"
+        f"{weights} does not fit {name}: {len(report.loaded)} of {total} tensors below the head fit by "
+        f"name and shape ({missing} do not), of {len(state)} in the file; {remedy}"
     )
 
 
@@ -183,10 +185,15 @@ def classifier_of(model: nn.Module, name: str) -> nn.Linear:
     heads = [module for head in names if isinstance(module := model.get_submodule(head), nn.Linear)]
     if len(heads) != 1:
         raise ValueError(
-            f"--train head needs a network with one linear classifier, {name} has {len(heads)}; use --train all, "
-            "or another --model"
+            f"--train head needs a network with one linear classifier, {name} has {len(heads)}; use --train "
+            "all, or another --model"
         )
     return heads[0]
+
+
+def uses_attention(name: str) -> bool:
+    """Whether a network is a transformer of timm's."""
+    return name not in MODELS and is_timm_model(name) and is_transformer(name)
 
 
 def preprocessing_of(name: str, weights: str | None) -> Preprocessing | None:
@@ -208,7 +215,7 @@ def weights_digest(name: str, weights: str | None) -> str | None:
 
 
 def start_note(name: str, weights: str | None) -> str:
-    """A warning for a timm name that seems to ask for weights when none are loaded, otherwise an empty string."""
+    """A note for a timm name that seems to ask for weights when none are loaded, otherwise "" """
     asks = name not in MODELS and ("." in name or name.startswith(LOCAL)) and is_timm_model(name)
     if weights is not None or not asks:
         return ""

@@ -6,6 +6,7 @@ A name is one of timm.list_models(), with or without a tag, or local-dir:FOLDER 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
@@ -39,8 +40,8 @@ def timm() -> Any:
         return import_module("timm")
     except (ImportError, RuntimeError) as error:  # torchvision for another torch: an operator does not exist
         raise ValueError(
-            f"timm is installed but cannot be imported ({error}); install the torchvision that belongs to torch "
-            f"{torch.__version__}: https://pytorch.org/get-started/locally"
+            f"timm is installed but cannot be imported ({error}); install the torchvision that belongs to "
+            f"torch {torch.__version__}: https://pytorch.org/get-started/locally"
         ) from error
 
 
@@ -145,7 +146,7 @@ def size_argument(name: str, image_size: int | None) -> dict[str, int]:
 
 
 def takes_size(name: str, image_size: int) -> bool:
-    """Whether a network can be built for and called with images of that size, tried without memory or work."""
+    """Whether a network can be built for and called with images of that size, tried on the meta device."""
     if image_size == pretrained_config(name)["input_size"][-1]:
         return True
     try:
@@ -206,13 +207,12 @@ def others(name: str) -> str:
 
 
 def adapt_state(name: str, model: nn.Module, state: State, channels: int) -> State:
-    """Weights of a file in timm's names and for the network's image size and channels, where timm can do it."""
+    """Weights of a file under timm's names, for the network's image size and channels, as far as timm can."""
     convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
     if convert is not None:
-        try:
+        # An error means a file of another family: what does not fit is reported by name and shape.
+        with contextlib.suppress(KeyError, RuntimeError, TypeError, AttributeError):
             state = dict(convert(dict(state), model))
-        except (KeyError, RuntimeError, TypeError, AttributeError):
-            pass  # not a file of this family; what does not fit is reported by name and shape
     convs = pretrained_config(name).get("first_conv") or ()
     for conv in (convs,) if isinstance(convs, str) else convs:
         weight = f"{conv}.weight"
@@ -233,7 +233,7 @@ def models_that_fit(state: State, name: str, file: Path) -> list[str]:
 
 
 def similar_models(name: str, file: Path) -> Iterator[str]:
-    """Names of models that a file may be for: by its config.json, its name, its folder, and the model asked for."""
+    """Names of models that a file may be for, by its config.json, its name, its folder and the given one."""
     names = list_timm_models()
     config = file.parent / "config.json"
     stated = json.loads(config.read_text()).get("architecture") if config.is_file() else None

@@ -1,7 +1,8 @@
 """Pretrained weights: files read safely, loaded into a network, and a report of what was loaded.
 
-A file is in the safetensors format, or a state dict that torch.load reads with weights_only: nothing in it is
-executed. The tensors may lie in an entry of the file such as "state_dict", and under a prefix such as "module.".
+A file is in the safetensors format, or a state dict that torch.load reads with weights_only: nothing in it
+is executed. The tensors may be in an entry of the file such as "state_dict", and have a prefix such as
+"module.".
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def read_safetensors(path: Path) -> State:
         from safetensors.torch import load_file
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"reading {path} needs the package safetensors: pip install icmixup[timm], or pip install safetensors"
+            f"reading {path} needs the package safetensors: pip install safetensors, or icmixup[timm]"
         ) from error
     try:
         return dict(load_file(path))

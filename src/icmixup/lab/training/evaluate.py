@@ -169,7 +169,11 @@ def split_scores(
     blocks = []
     with evaluation_mode(model), torch.inference_mode(), autocast:
         for images in split.blocks(batch_size or test_batch_size(split.images.shape[-1], device)):
-            blocks.append(model(normalise(images.to(device), mean, std)).float())
+            images = images.to(device)
+            inputs = (
+                normalise(images, mean, std) if images.dim() == 4 else images
+            )  # features stay as they are
+            blocks.append(model(inputs).float())
     # Copied once at the end, to avoid a synchronisation after each block.
     return torch.cat(blocks).cpu()
 

@@ -47,7 +47,7 @@ def crop_photos(photos: Photos, boxes: Tensor) -> Tensor:
 
 
 class Feed:
-    """Images of a tensor: an epoch of them in one buffer."""
+    """Images of a tensor, or features: an epoch of them in one buffer."""
 
     def __init__(self, recipe: Recipe, train: Split) -> None:
         self.recipe, self.train = recipe, train
@@ -57,7 +57,7 @@ class Feed:
         self.generator = self.make_generator()
         shape = (self.buffer_size(), *train.images.shape[1:])
         self.epoch = Epoch(
-            torch.empty(shape, dtype=torch.uint8, device=self.device),
+            torch.empty(shape, dtype=train.images.dtype, device=self.device),
             torch.empty_like(train.labels[: self.count]),
             torch.empty(math.ceil(self.count / recipe.batch_size), device=self.device),
             recipe.batch_size,
@@ -84,7 +84,10 @@ class Feed:
     def fill_images(self, rows: Tensor) -> None:
         images = self.train.images
         assert isinstance(images, Tensor)
-        self.epoch.images.copy_(augment(images[rows], generator=self.generator, **self.settings._asdict()))
+        images = images[rows]
+        if images.dim() == 4:  # features are not augmented
+            images = augment(images, generator=self.generator, **self.settings._asdict())
+        self.epoch.images.copy_(images)
 
     def prepare(self, step: int) -> None:
         """Make the images of a step available; here they are."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +17,10 @@ import torch
 from torch import Tensor
 
 from icmixup.lab.datasets import Dataset, load_dataset
+from icmixup.lab.models import preprocessing_of
 from icmixup.lab.training.evaluate import evaluate, split_scores
 from icmixup.lab.training.execution import Execution
+from icmixup.lab.training.features import check_feature_methods, feature_dataset
 from icmixup.lab.training.feed import make_feed
 from icmixup.lab.training.ranks import (
     average_over_ranks,
@@ -29,7 +32,7 @@ from icmixup.lab.training.ranks import (
     world_size,
     wrap_for_ranks,
 )
-from icmixup.lab.training.recipe import Recipe, derive_seed, learning_rate
+from icmixup.lab.training.recipe import Recipe, derive_seed, learning_rate, lengthen
 from icmixup.lab.training.run_folder import Row, Run, open_run, provenance
 from icmixup.lab.training.step import (
     PREPARING,
@@ -76,12 +79,15 @@ def train(recipe: Recipe, execution: Execution, on_progress: OnProgress | None =
         on_progress: called several times a second, at least once per epoch; may raise Stopped.
     """
     device = pick_device(execution.device)
+    if recipe.min_steps:  # the number of epochs, and so the folder, depends on the number of images
+        execution = replace(execution, dataset=training_data(recipe, execution))
+        assert execution.dataset is not None
+        recipe = lengthen(recipe, len(execution.dataset.train))
     run = open_run(execution.out, recipe)
     if (row := run.result()) is not None:
         return row
     with join_ranks(device):
-        data = execution.dataset
-        data = (load_recipe_data(recipe, execution.data_dir) if data is None else data).to(device)
+        data = training_data(recipe, execution).to(device)
         check_sizes(recipe, data)
         session = Session(run, data, make_learner(recipe, data, wrap_for_ranks), on_progress)
         session.resume()
@@ -91,8 +97,22 @@ def train(recipe: Recipe, execution: Execution, on_progress: OnProgress | None =
 
 
 def load_recipe_data(recipe: Recipe, data_dir: Path, *, show_progress: bool = False) -> Dataset:
-    """The images that a recipe trains and tests on."""
-    return load_dataset(recipe.data, data_dir, show_progress=show_progress)
+    """The images that a recipe trains and tests on, prepared as its pretrained weights expect."""
+    preprocessing = preprocessing_of(recipe.model, recipe.weights)
+    if preprocessing is not None and recipe.image_size is not None:
+        preprocessing = replace(preprocessing, image_size=recipe.image_size)
+    return load_dataset(recipe.data, data_dir, preprocessing=preprocessing, show_progress=show_progress)
+
+
+def training_data(recipe: Recipe, execution: Execution) -> Dataset:
+    """What a recipe trains and tests on: images, or the features of a frozen network."""
+    data = execution.dataset
+    data = load_recipe_data(recipe, execution.data_dir) if data is None else data
+    if recipe.train == "head" or data.is_features:
+        check_feature_methods((recipe.method,))
+    if recipe.train == "head" and not data.is_features:
+        data = feature_dataset(recipe, data, execution.out / "features", pick_device(execution.device))
+    return data
 
 
 class Session:

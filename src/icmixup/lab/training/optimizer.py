@@ -25,7 +25,7 @@ class WeightGroup(NamedTuple):
 
 
 def weight_groups(model: nn.Module, recipe: Recipe) -> list[WeightGroup]:
-    """The weights of a network in groups: by layer with layer_decay, and biases and norms apart without decay."""
+    """The weights of a network in groups: by layer with layer_decay; biases and norms may have no decay."""
     decay = recipe.weight_decay
     if recipe.layer_decay not in (None, 1.0):
         return layer_groups(model, recipe)
@@ -39,7 +39,7 @@ def weight_groups(model: nn.Module, recipe: Recipe) -> list[WeightGroup]:
 
 
 def has_no_decay(model: nn.Module, name: str, weight: Tensor) -> bool:
-    """Whether a weight is a bias, belongs to a normalisation layer, or is exempted by timm, as position embeddings."""
+    """Whether a weight is a bias, of a normalisation layer, or exempted by timm, as position embeddings."""
     exempted = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
     return weight.dim() <= 1 or name.endswith(".bias") or name in exempted
 
@@ -47,9 +47,7 @@ def has_no_decay(model: nn.Module, name: str, weight: Tensor) -> bool:
 def layer_groups(model: nn.Module, recipe: Recipe) -> list[WeightGroup]:
     """Groups of timm's layers: each learns layer_decay times as fast as the one above it, the head fully."""
     if not hasattr(model, "group_matcher"):
-        raise ValueError(
-            f"layer_decay needs a timm model, got {recipe.model}; leave --layer-decay out, or use --layer-decay 1"
-        )
+        raise ValueError(f"layer_decay needs a timm model, got {recipe.model}; leave --layer-decay out")
     found = import_module("timm.optim").param_groups_layer_decay(
         model,
         weight_decay=recipe.weight_decay,
@@ -65,7 +63,7 @@ def layer_groups(model: nn.Module, recipe: Recipe) -> list[WeightGroup]:
 
 
 def make_optimizer(groups: list[WeightGroup], recipe: Recipe, lrs: Tensor) -> torch.optim.Optimizer:
-    """The recipe's optimizer, with its state allocated, so that it can be restored after the warm-up of a capture.
+    """The recipe's optimizer, with its state allocated: the warm-up of a capture can then restore it.
 
     Args:
         lrs: (G,) learning rate of each group; the optimizer reads it, the step writes it.

@@ -27,13 +27,14 @@ Optimizer = Literal["sgd", "adamw"]
 Trained = Literal["all", "head"]
 # The fields of version 0.1.0. Others count for the key of a recipe only if they differ from their default,
 # which must therefore never change: run folders of older versions keep their names.
-FIRST_FIELDS = frozenset(
-    """
-    dataset model method seed fraction per_class imbalance data_seed split image_size epochs batch_size drop_last
-    lr schedule lr_drops lr_factor warmup_epochs momentum nesterov weight_decay clip_norm ema padding padding_mode
-    flip rotation trivial alpha mode duplicates negatives temperature label_smoothing kappa tau joint mix_prob
-    mix_off_epoch precision compile graph eval_every
-    """.split()
+FIRST_FIELDS = (
+    *("dataset", "model", "method", "seed"),
+    *("fraction", "per_class", "imbalance", "data_seed", "split", "image_size"),
+    *("epochs", "batch_size", "drop_last", "lr", "schedule", "lr_drops", "lr_factor", "warmup_epochs"),
+    *("momentum", "nesterov", "weight_decay", "clip_norm", "ema"),
+    *("padding", "padding_mode", "flip", "rotation", "trivial"),
+    *("alpha", "mode", "duplicates", "negatives", "temperature", "label_smoothing", "kappa", "tau"),
+    *("joint", "mix_prob", "mix_off_epoch", "precision", "compile", "graph", "eval_every"),
 )
 # Fields of a recipe that replace its method's own value where they are given.
 METHOD_FIELDS = ["alpha", "mode", "duplicates", "negatives", "temperature", "label_smoothing", "kappa", "tau"]
@@ -44,9 +45,9 @@ class Task:
     """What is trained on what."""
 
     dataset: str = "cifar100"
-    """digits, cifar10, cifar100, cifair10, cifair100, a folder of images, or hf:owner/name."""
+    """digits, cifar10, cifar100, cifair10, cifair100, a folder of images, hf:owner/name, or features.npz."""
     model: str = "resnet34"
-    """resnet18, resnet34, resnet50, resnet32, wrn16-8, small-cnn, any timm model name, or local-dir:FOLDER."""
+    """resnet18, resnet34, resnet50, resnet32, wrn16-8, small-cnn, any timm model, or local-dir:FOLDER."""
     method: str = "ic-mixup"
     """A row of the table of methods: erm, mixup, ic-mixup, ..."""
     seed: int = 0
@@ -76,13 +77,19 @@ class Transfer:
     """Pretrained weights, and which part of the network is trained."""
 
     weights: str | None = None
-    """File of pretrained weights (safetensors, or a state dict of torch), or "pretrained" for timm's own; random
-    by default. The head is replaced, and images are prepared as for these weights."""
-    weights_digest: str | None = None
-    """First digits of the SHA-256 of the weights file, set by the commands: other weights are another run."""
+    """File of pretrained weights (safetensors, or a state dict of torch), or "pretrained" for timm's own;
+    random by default. The head is replaced, and images are prepared as for these weights."""
     train: Trained = "all"
     """Train all weights, or only a linear head on frozen features. Features are computed once, without
     augmentation, and methods mix the features."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fingerprints:
+    """What files contained, filled in by the commands: a run on other contents is another run."""
+
+    weights_digest: str | None = None
+    """First digits of the SHA-256 of the weights file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +112,8 @@ class Optimisation:
     lr_batch: int | None = None
     """Batch size that --lr is meant for: with another one it is scaled by the square root of the ratio."""
     layer_decay: float | None = None
-    """Factor of the learning rate from each layer to the one below it, for timm models; 1 for none. The recipe
-    finetune uses 0.75 for transformers."""
+    """Factor of the learning rate from each layer to the one below it, for timm models; 1 for none. The
+    recipe finetune uses 0.75 for transformers."""
     schedule: Schedule = "step"
     """Learning rate schedule: steps at --lr-drops, or half a cosine down to 0."""
     lr_drops: tuple[int, ...] | None = None
@@ -117,7 +124,7 @@ class Optimisation:
     warmup_epochs: int = 0
     """Epochs of linear warm-up from 0, before the schedule begins."""
     warmup_fraction: float = 0.0
-    """Share of all epochs that are warm-up, for example 0.1; the longer of this and --warmup-epochs counts."""
+    """Share of all epochs that are warm-up, for example 0.1; --warmup-epochs counts if it is longer."""
     momentum: float = 0.9
     """Momentum of SGD."""
     nesterov: bool = False
@@ -198,7 +205,7 @@ class Numerics:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe(Numerics, Mixing, Augmentation, Optimisation, Transfer, Subset, Task):
+class Recipe(Numerics, Mixing, Augmentation, Optimisation, Fingerprints, Transfer, Subset, Task):
     """One training run, complete: two equal recipes at one commit give equal runs."""
 
     def __post_init__(self) -> None:

@@ -90,7 +90,7 @@ def make_learner(recipe: Recipe, dataset: Dataset, wrap: Callable[[nn.Module], n
     model = to_device(initial_model(recipe, dataset), device)
     forward = model
     # Manifold Mixup adds and removes hooks in every step; a compiled model would be recompiled each time.
-    if recipe.compile and recipe.method_at(0).draw != "manifold" and images.dim() == 4:
+    if recipe.compile and recipe.method_at(0).draw != "manifold" and not dataset.is_features:
         kind = (recipe.model, dataset.num_classes, images.shape[1], images.shape[-1], device)
         shared, forward = compiled_model(*kind, threading.get_ident())
         shared.load_state_dict(model.state_dict())
@@ -111,7 +111,7 @@ def make_learner(recipe: Recipe, dataset: Dataset, wrap: Callable[[nn.Module], n
 def initial_model(recipe: Recipe, dataset: Dataset) -> nn.Module:
     """The network before training; a linear one for a dataset of features."""
     images = dataset.train.images
-    if images.dim() == 2:
+    if dataset.is_features:
         return build_linear(dataset.num_classes, images.shape[1], seed=recipe.seed)
     return build_model(
         recipe.model,
@@ -180,7 +180,7 @@ def make_step(learner: Learner, recipe: Recipe, method: Method, dataset: Dataset
 
 def make_inputs(dataset: Dataset, device: torch.device) -> Callable[[Tensor], Tensor]:
     """A function from a batch to what the network takes: normalised images, or features as they are."""
-    if dataset.train.images.dim() == 2:
+    if dataset.is_features:
         return lambda features: features
     shift, scale = normaliser(*(torch.tensor(x, device=device) for x in (dataset.mean, dataset.std)))
     return lambda images: torch.addcmul(shift, images.contiguous(memory_format=torch.channels_last), scale)
