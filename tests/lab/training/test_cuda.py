@@ -11,9 +11,12 @@ from torch import distributed as dist
 
 from icmixup import METHODS
 from icmixup.distributed import Ranks, _GatherRows
-from icmixup.lab.datasets import Dataset, Split
+from icmixup.lab.datasets import Dataset, Photos, Split
+from icmixup.lab.datasets import photos as photos_module
+from icmixup.lab.datasets.photos import Store
 from icmixup.lab.sweep import run_recipes
 from icmixup.lab.training.execution import Execution
+from icmixup.lab.training.feed import make_feed
 from icmixup.lab.training.loop import Session
 from icmixup.lab.training.ranks import wrap_for_ranks
 from icmixup.lab.training.recipe import Recipe
@@ -178,3 +181,45 @@ def test_rows_gathered_over_nccl_are_the_rows_and_so_are_their_gradients(tmp_pat
         dist.destroy_process_group()
     torch.testing.assert_close(gathered, rows)
     torch.testing.assert_close(rows.grad, torch.arange(15.0, device="cuda").view(5, 3))
+
+
+# Photos
+
+
+@pytest.fixture(scope="module")
+def photos() -> Dataset:
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.randint(72, 120, (70, 2), generator=generator)
+    pixels = torch.randint(256, (int(sizes.prod(dim=1).sum()), 3), generator=generator, dtype=torch.uint8)
+    split = Split(Photos(Store(pixels, sizes), torch.arange(70), 64), torch.arange(70) % C)
+    names = tuple(map(str, range(C)))
+    return Dataset("made", split, split, names, (0.5,) * 3, (0.25,) * 3)
+
+
+AUGMENTED = {"random_resized_crop": 0.2, "trivial": True, "colour_jitter": 0.4, "erasing": 0.5}
+
+
+@pytest.mark.parametrize("share", [0.3, 0.0], ids=["on the GPU", "on the host"])
+def test_captured_steps_on_photos_give_the_losses_of_eager_ones(share, photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(photos_module, "DEVICE_SHARE", share)
+    photos.train.images.store.copies.clear()
+    data = photos.to("cuda")
+    captured = epoch_losses(data, tmp_path, method="ic-mixup", lr=0.01, **AUGMENTED)
+    eager = epoch_losses(data, tmp_path, method="ic-mixup", lr=0.01, graph=False, **AUGMENTED)
+    assert (photos.train.images.store.on(torch.device("cuda")) is None) == (share == 0)
+    torch.testing.assert_close(captured, eager, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.0], ids=["on the GPU", "on the host"])
+def test_batches_of_photos_on_a_gpu_are_those_of_a_cpu(share, photos, monkeypatch):
+    monkeypatch.setattr(photos_module, "DEVICE_SHARE", share)
+    photos.train.images.store.copies.clear()
+    recipe = Recipe(dataset="made", batch_size=32, random_resized_crop=0.2, rotation=10.0)
+    here, there = make_feed(recipe, photos.train), make_feed(recipe, photos.to("cuda").train)
+    for feed in (here, there):
+        feed.fill(1)
+    for step in range(3):
+        one, two = here.batch(step)[0], there.batch(step)[0].cpu()
+        assert (one.int() - two.int()).abs().max() <= 1  # the two ways of resizing round differently
+        assert torch.equal(here.batch(step)[1], there.batch(step)[1].cpu())
+    assert torch.equal(photos.test.square(), photos.to("cuda").test.square().cpu())

@@ -101,7 +101,7 @@ def default_recipe(flags: CompareFlags) -> str:
 def run_compare(flags: CompareFlags, recipe_name: str) -> int:
     """Train, compare, print the table, write the files."""
     named = check_compare(flags)
-    from icmixup.lab.cli.data import load_data
+    from icmixup.lab.cli.data import load_data, settle_image_size
     from icmixup.lab.comparison.compare import (
         compare,
         comparison_recipes,
@@ -117,6 +117,7 @@ def run_compare(flags: CompareFlags, recipe_name: str) -> int:
     from icmixup.lab.training.ranks import pick_device
 
     recipe, execution = resolve_recipe(flags.shared_recipe(), recipe_name), flags.execution()
+    recipe = settle_image_size(recipe, execution.data_dir, execution.device)
     if recipe.train == "head":
         check_feature_methods(named)
         # Runs of seconds on small matrices: more processes or threads would cost more than they gain.

@@ -45,7 +45,7 @@ def train_defaults(recipe: Recipe) -> TrainFlags:
 def run_train(flags: TrainFlags, recipe_name: str) -> int:
     """Train, and print one line."""
     recipe = resolve_recipe(flags.run_recipe(), recipe_name)
-    from icmixup.lab.cli.data import load_data
+    from icmixup.lab.cli.data import load_data, settle_image_size
     from icmixup.lab.comparison.compare import delete_runs
     from icmixup.lab.sweep import find_finished
     from icmixup.lab.sweep.progress import Display
@@ -55,6 +55,7 @@ def run_train(flags: TrainFlags, recipe_name: str) -> int:
     if world_size() > 1 and flags.where.fresh:
         raise ValueError("--fresh is not available under torchrun; use another --out folder")
     pick_device(flags.where.device)
+    recipe = settle_image_size(recipe, flags.where.data_dir, flags.where.device)
     data = load_data(recipe, flags.where.data_dir)
     execution = make_execution(flags.out, flags.where)
     recipe, data = prepare_data(recipe, data, execution)

@@ -244,7 +244,7 @@ def _allocate(descriptor: int, size: int) -> None:
 
 def _write_photo(descriptor: int, start: int, photo: npt.NDArray[np.uint8]) -> None:
     # Not through a mapping, whose pages would count as memory of this process until they are on disk.
-    rest = memoryview(np.ascontiguousarray(photo)).cast("B")
+    rest = memoryview(photo.tobytes())
     while rest:
         written = os.pwrite(descriptor, rest, start)
         rest, start = rest[written:], start + written

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -62,7 +63,7 @@ class Store:
     def _copy(self, device: torch.device) -> Tensor:
         copied = torch.empty_like(self.pixels, device=device)
         step = RESIDENT_BYTES // (2 * CHANNELS)
-        for source, target in zip(self.pixels.split(step), copied.split(step), strict=True):
+        for source, target in zip(torch.split(self.pixels, step), torch.split(copied, step), strict=True):
             target.copy_(source)
             self.release(source.numel())
         # Runs on other streams read the copy, so it must be complete.
@@ -114,6 +115,9 @@ class Photos:
     def shape(self) -> torch.Size:
         return torch.Size([len(self), CHANNELS, self.image_size, self.image_size])
 
+    def dim(self) -> int:
+        return len(self.shape)
+
     @property
     def sizes(self) -> Tensor:
         """(N, 2) height and width."""
@@ -146,22 +150,27 @@ class Photos:
                 return self._gather_windows(pixels, boxes)
         return self._copy_windows(boxes)
 
+    def crops(self, boxes: Tensor) -> Iterator[Tensor]:
+        """(height, width, 3) uint8 rectangle of each photo, on the CPU and not copied; boxes as in `windows`."""
+        for row, (top, left, height, width) in zip(self.rows.tolist(), boxes.tolist(), strict=True):
+            yield self.store.photo(row)[top : top + height, left : left + width]
+            self.store.release(height * width * CHANNELS)
+
     def _copy_windows(self, boxes: Tensor) -> Tensor:
         height, width = boxes[:, 2:].amax(dim=0).tolist()
         cuda = self.device.type == "cuda"
         copied = torch.zeros(len(self), height, width, CHANNELS, dtype=torch.uint8, pin_memory=cuda)
-        for number, (row, (top, left, h, w)) in enumerate(
-            zip(self.rows.tolist(), boxes.tolist(), strict=True)
-        ):
-            copied[number, :h, :w] = self.store.photo(row)[top : top + h, left : left + w]
-            self.store.release(h * w * CHANNELS)
+        for window, crop in zip(copied, self.crops(boxes), strict=True):
+            window[: crop.shape[0], : crop.shape[1]] = crop
         return copied.to(self.device, non_blocking=True)
 
     def _gather_windows(self, pixels: Tensor, boxes: Tensor) -> Tensor:
         height, width = boxes[:, 2:].amax(dim=0).tolist()
         first = self.store.offsets[self.rows]
         numbers = torch.cat([boxes, self.sizes[:, 1:], first[:, None]], dim=1)
-        top, left, h, w, stride, offset = numbers.to(self.device)[:, :, None, None].unbind(1)
+        top, left, h, w, stride, offset = numbers.to(self.device, non_blocking=True)[:, :, None, None].unbind(
+            1
+        )
         y = torch.arange(height, device=self.device)[:, None]
         x = torch.arange(width, device=self.device)
         index = offset + (top + torch.minimum(y, h - 1)) * stride + left + torch.minimum(x, w - 1)

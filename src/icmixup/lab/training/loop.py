@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from icmixup.lab.augment import augment
 from icmixup.lab.datasets import Dataset, load_dataset
 from icmixup.lab.models import preprocessing_of
 from icmixup.lab.training.evaluate import evaluate, split_scores
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.features import check_feature_methods, feature_dataset
+from icmixup.lab.training.feed import make_feed
 from icmixup.lab.training.ranks import (
     average_over_ranks,
     broadcast_from_first,
@@ -32,7 +32,7 @@ from icmixup.lab.training.ranks import (
     world_size,
     wrap_for_ranks,
 )
-from icmixup.lab.training.recipe import Recipe, derive_seed, images_per_epoch, learning_rate, lengthen
+from icmixup.lab.training.recipe import Recipe, derive_seed, learning_rate, lengthen
 from icmixup.lab.training.run_folder import Row, Run, open_run, provenance
 from icmixup.lab.training.step import (
     PREPARING,
@@ -128,14 +128,13 @@ class Session:
         self.loss = math.nan
         self.accuracy: float | None = None
         self.metrics: dict[str, Any] = {}
-        self.order = torch.Generator(learner.device)
-        self.images = images_per_epoch(self.recipe, len(data.train))
-        self.epoch = Epoch(
-            torch.empty_like(data.train.images[: self.images]),
-            torch.empty_like(data.train.labels[: self.images]),
-            torch.empty(math.ceil(self.images / self.recipe.batch_size), device=learner.device),
-            self.recipe.batch_size,
-        )
+        self.feed = make_feed(self.recipe, data.train)
+        self.images = self.feed.count
+
+    @property
+    def epoch(self) -> Epoch:
+        """The images, labels and learning rates of the current epoch."""
+        return self.feed.epoch
 
     def resume(self) -> None:
         """Continue from the newest valid checkpoint, if there is one."""
@@ -184,17 +183,16 @@ class Session:
         step = make_step(self.learner, self.recipe, self.recipe.method_at(number), self.data)
         if self.recipe.graph and self.learner.device.type == "cuda" and world_size() == 1:
             self.fill(number)
-            return GraphedEpoch(self.learner, step, self.epoch)
+            return GraphedEpoch(self.learner, step, self.epoch, self.feed.prepare)
 
         def eager() -> Tensor:
             losses = torch.zeros_like(self.epoch.lrs)
             started = reported = time.monotonic()
             for k in range(len(losses)):
-                images, labels, lr, whole = self.epoch.batch(k)
-                if len(labels) < world_size():  # a rank would have an empty batch
+                if self.images - k * self.recipe.batch_size < world_size():  # a rank would have no image
                     losses[k] = losses[k - 1]
                     continue
-                losses[k] = step(images[rank() :: world_size()], labels[rank() :: world_size()], lr, whole)
+                losses[k] = step(*self.feed.batch(k))
                 if self.on_progress is not None and time.monotonic() - reported > PROGRESS_SECONDS:
                     reported = time.monotonic()
                     done = (k + 1) * self.recipe.batch_size
@@ -205,31 +203,8 @@ class Session:
 
     def fill(self, number: int) -> None:
         """The images of epoch `number`: shuffled, augmented, with the learning rate of every step."""
-        recipe, train = self.recipe, self.data.train
-        self.order.manual_seed(derive_seed(recipe.seed, number, "order"))
-        self.learner.generator.manual_seed(derive_seed(recipe.seed, number, f"mix {rank()}"))
-        rows = torch.randperm(len(train), generator=self.order, device=self.order.device)[: self.images]
-        self.epoch.labels.copy_(train.labels[rows])
-        self.epoch.lrs.copy_(torch.tensor(self.schedule(number)))
-        if self.data.is_features:
-            assert isinstance(train.images, Tensor)
-            self.epoch.images.copy_(train.images[rows])
-            return
-        augmented = augment(
-            train.images[rows],
-            padding=recipe.padding,
-            padding_mode=recipe.padding_mode,
-            flip=recipe.flip,
-            rotation=recipe.rotation,
-            trivial=recipe.trivial,
-            generator=self.order,
-        )
-        self.epoch.images.copy_(augmented)
-
-    def schedule(self, number: int) -> list[float]:
-        """The learning rate of every step of epoch `number`."""
-        steps = len(self.epoch.lrs)
-        return [learning_rate(self.recipe, number + k / steps) for k in range(steps)]
+        self.learner.generator.manual_seed(derive_seed(self.recipe.seed, number, f"mix {rank()}"))
+        self.feed.fill(number)
 
     def check_losses(self, losses: Tensor, number: int) -> None:
         """Store the epoch's mean loss; a loss or weights that are not finite end the run."""

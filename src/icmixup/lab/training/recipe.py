@@ -143,6 +143,9 @@ class Optimisation:
 class Augmentation:
     """Random changes of each training image before it is mixed."""
 
+    random_resized_crop: float | None = None
+    """Resize a random part of each image, of at least this share of its area, for example 0.2; replaces
+    --padding. By default, the centre of photos and the whole of small images are padded and cropped."""
     padding: int = 4
     """Pixels of padding before a random crop."""
     padding_mode: PaddingMode = "zeros"
@@ -153,6 +156,10 @@ class Augmentation:
     """Maximum rotation in degrees, in either direction."""
     trivial: bool = False
     """Apply TrivialAugment as well."""
+    colour_jitter: float = 0.0
+    """Change brightness, contrast and saturation by up to this share, for example 0.4."""
+    erasing: float = 0.0
+    """Probability of random erasing: a rectangle of the image gets a random colour."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,8 +221,16 @@ class Recipe(Numerics, Mixing, Augmentation, Optimisation, Fingerprints, Transfe
         check_choice("schedule", self.schedule, get_args(Schedule))
         check_choice("padding_mode", self.padding_mode, get_args(PaddingMode))
         check_choice("precision", self.precision, get_args(Precision))
+        self._check_augmentation()
         self._check_mixing()
         self._check_optimiser()
+
+    def _check_augmentation(self) -> None:
+        if self.random_resized_crop is not None:
+            crop = self.random_resized_crop
+            check_range("random_resized_crop", crop, 0, 1, "a share of the area, above 0 and up to 1")
+        check_range("colour_jitter", self.colour_jitter, -1e-9, 1, "a share, from 0 to 1")
+        check_range("erasing", self.erasing, -1e-9, 1, "a probability, from 0 to 1")
 
     def _check_mixing(self) -> None:
         if self.mode is not None:

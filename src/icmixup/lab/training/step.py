@@ -207,7 +207,8 @@ class Epoch(NamedTuple):
     """One pass over the training images; refilled in place, since captured steps read from fixed
     addresses."""
 
-    images: Tensor  # (N, channels, H, W) uint8, augmented, or (N, D) features
+    # (N, channels, H, W) uint8, augmented; (N, D) features; or one batch of photos at a time, (B, 3, H, W)
+    images: Tensor
     labels: Tensor  # (N,)
     lrs: Tensor  # (steps,) learning rate of each step
     batch_size: int
@@ -216,18 +217,26 @@ class Epoch(NamedTuple):
         """Images, labels, learning rate and completeness of batch `number`."""
         rows = slice(number * self.batch_size, (number + 1) * self.batch_size)
         labels = self.labels[rows]
-        return self.images[rows], labels, self.lrs[number], len(labels) == self.batch_size
+        images = self.images[rows] if self.is_whole else self.images[: len(labels)]
+        return images, labels, self.lrs[number], len(labels) == self.batch_size
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether `images` holds the whole epoch, not one batch at a time."""
+        return len(self.images) == len(self.labels)
 
 
 class GraphedEpoch:
     """All steps of an epoch, each one CUDA graph: gather, mix, forward, loss, backward, optimizer.
 
     A step reads its batch at a cursor on the device and advances it, so it costs the host a single launch. An
-    incomplete last batch has its own graph.
+    incomplete last batch has its own graph. `prepare`, if given, fills the buffer before each step.
     """
 
-    def __init__(self, learner: Learner, step: Step, epoch: Epoch) -> None:
-        self.epoch = epoch
+    def __init__(
+        self, learner: Learner, step: Step, epoch: Epoch, prepare: Callable[[int], None] | None = None
+    ) -> None:
+        self.epoch, self.prepare = epoch, prepare
         self.kept: list[object] = [step]  # tensors that a graph reads must live as long as the graph
         self.cursor = torch.zeros(1, dtype=torch.int64, device=epoch.images.device)  # number of the next step
         self.losses = torch.zeros_like(epoch.lrs)
@@ -243,7 +252,9 @@ class GraphedEpoch:
 
         def run() -> None:
             batch = torch.add(rows, self.cursor, alpha=self.epoch.batch_size)
-            images, labels = (part.index_select(0, batch) for part in (self.epoch.images, self.epoch.labels))
+            labels = self.epoch.labels.index_select(0, batch)
+            whole = self.epoch.is_whole
+            images = self.epoch.images.index_select(0, batch) if whole else self.epoch.images[:size]
             lr = self.epoch.lrs.index_select(0, self.cursor)[0]
             loss = step(images, labels, lr, size == self.epoch.batch_size)
             self.losses.index_copy_(0, self.cursor, loss.view(1))
@@ -256,7 +267,9 @@ class GraphedEpoch:
     def __call__(self) -> Tensor:
         """Run the epoch; (steps,) losses."""
         self.cursor.zero_()
-        for graph in self.graphs:
+        for number, graph in enumerate(self.graphs):
+            if self.prepare is not None:
+                self.prepare(number)
             graph.replay()
         return self.losses
 
