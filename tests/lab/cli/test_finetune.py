@@ -57,6 +57,7 @@ def test_finetune_is_the_recipe_of_the_issue_unless_flags_change_it() -> None:
     assert (recipe.optimizer, recipe.lr, recipe.lr_batch, recipe.weight_decay) == ("adamw", 1e-3, 128, 0.05)
     assert (recipe.warmup_fraction, recipe.schedule, recipe.clip_norm) == (0.1, "cosine", 1.0)
     assert (recipe.epochs, recipe.min_steps, recipe.decay_norms) == (20, 1000, False)
+    assert (recipe.random_resized_crop, recipe.flip, recipe.rotation) == (0.2, True, 0.0)
     given = parse(["compare", "digits", "--weights", "a.pt", "--epochs", "3"], "finetune", "paper")
     assert (given.shared_recipe().epochs, given.shared_recipe().min_steps) == (3, 0)
 

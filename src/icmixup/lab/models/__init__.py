@@ -122,7 +122,7 @@ def build_linear(num_classes: int, width: int) -> nn.Module:
 
     The problem is convex, so random weights would only have to be unlearned.
     """
-    head: nn.Module = nn.utils.skip_init(nn.Linear, width, num_classes)
+    head = nn.Linear(width, num_classes, device="meta").to_empty(device="cpu")
     for weight in head.parameters():
         nn.init.zeros_(weight)
     return head

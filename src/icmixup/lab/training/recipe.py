@@ -382,6 +382,7 @@ FINETUNE = Recipe(
     schedule="cosine",
     warmup_fraction=0.1,
     clip_norm=1.0,
+    random_resized_crop=0.2,
     padding=0,
     rotation=0.0,
 )
