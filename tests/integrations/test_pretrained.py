@@ -10,6 +10,8 @@ import pytest
 import torch
 
 timm = pytest.importorskip("timm")
+from PIL import Image  # noqa: E402
+from timm.data import create_transform, resolve_data_config  # noqa: E402
 from timm.optim import param_groups_layer_decay  # noqa: E402
 
 from icmixup.lab.datasets import DataSpec, load_dataset  # noqa: E402
@@ -20,7 +22,9 @@ from icmixup.lab.training.optimizer import weight_groups  # noqa: E402
 from icmixup.lab.training.recipe import Recipe  # noqa: E402
 
 MODEL = "tf_efficientnet_lite0"
-PHOTOS = {"chelsea.png": 285, "coffee.png": 967, "rocket.jpg": 657}  # Egyptian cat, espresso, missile
+# Accepted classes: tabby, tiger or Egyptian cat; espresso; missile. The cat is a close call: with timm's own
+# preprocessing the first class is tiger cat (0.39), the second Egyptian cat (0.36).
+PHOTOS = {"chelsea.png": {281, 282, 285}, "coffee.png": {967}, "rocket.jpg": {657}}
 CONVERTER = Path(__file__).parents[2] / "tools" / "convert_lite0.py"
 
 
@@ -49,6 +53,15 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def timms_scores(name: str, weights: str, photos: Path) -> torch.Tensor:
+    """Scores of the test photos by timm's own preprocessing, in the order of their folders."""
+    model = build_model(name, 1000, seed=0, weights=weights, keep_head=True).eval()
+    transform = create_transform(**resolve_data_config({}, model=model))
+    files = sorted((photos / "test").glob("*/*"))
+    with torch.inference_mode():
+        return model(torch.stack([transform(Image.open(file).convert("RGB")) for file in files]))
+
+
 @pytest.mark.parametrize("source", ["file", "local-dir"])
 def test_the_loaded_network_knows_three_photos(
     source: str, folder: Path, photos: Path, tmp_path: Path
@@ -60,8 +73,11 @@ def test_the_loaded_network_knows_three_photos(
     model = build_model(name, 1000, seed=0, weights=weights, keep_head=True)
     scores = split_scores(model, data.test, data.mean, data.std, autocast_dtype=None)
     expected = [PHOTOS[found] for name in data.class_names for found in PHOTOS if found.startswith(name)]
-    assert scores.argmax(dim=1).tolist() == [expected[label] for label in data.test.labels]
-    assert scores.softmax(dim=1).amax(dim=1).min() > 0.3
+    best = scores.argmax(dim=1).tolist()
+    assert all(found in expected[label] for found, label in zip(best, data.test.labels.tolist(), strict=True))
+    cat = scores[data.class_names.index("chelsea")]
+    assert 285 in cat.topk(2).indices.tolist()
+    torch.testing.assert_close(scores, timms_scores(name, weights, photos), rtol=1e-3, atol=1e-3)
 
 
 def test_all_tensors_but_the_head_are_loaded(folder: Path) -> None:
@@ -74,10 +90,8 @@ def test_the_head_depends_on_the_seed_and_the_rest_does_not(folder: Path) -> Non
     weights = str(folder / "model.safetensors")
     one, again, other = (build_model(MODEL, 5, seed=seed, weights=weights).state_dict() for seed in (0, 0, 1))
     assert all(torch.equal(one[name], again[name]) for name in one)
-    assert [name for name in one if not torch.equal(one[name], other[name])] == [
-        "classifier.weight",
-        "classifier.bias",
-    ]
+    # The bias of a new head is 0 for every seed.
+    assert [name for name in one if not torch.equal(one[name], other[name])] == ["classifier.weight"]
 
 
 def test_grey_images_get_the_summed_filters_of_the_first_layer(folder: Path) -> None:
