@@ -108,6 +108,62 @@ def test_a_run_leaves_no_more_on_the_gpu_than_the_one_before(compiled, tmp_path)
     assert left[2:] == left[1:3]
 
 
+FINETUNING = {"optimizer": "adamw", "weight_decay": 0.05, "decay_norms": False, "clip_norm": 1.0}
+
+
+@pytest.mark.parametrize("method", ["erm", "mixup", "ic-mixup", "ic-regmixup"])
+def test_captured_adamw_steps_give_the_losses_of_eager_ones(method, data, tmp_path):
+    fields = {"method": method, "lr": 1e-3, "schedule": "cosine", "warmup_fraction": 0.3, **FINETUNING}
+    captured = epoch_losses(data, tmp_path, **fields)
+    eager = epoch_losses(data, tmp_path, graph=False, **fields)
+    torch.testing.assert_close(captured, eager, rtol=2e-4, atol=2e-4)
+    assert captured[-1].mean() < captured[0].mean()
+
+
+def trained_weights(data, tmp_path, **fields):
+    """Weights and state of the optimizer after one epoch."""
+    recipe = Recipe(dataset="made", model="small-cnn", batch_size=32, epochs=2, precision="float32", **fields)
+    session = Session(Run(tmp_path, recipe), data, make_learner(recipe, data, wrap_for_ranks), None)
+    run_epoch = session.make_epoch(0)
+    for number in range(2):
+        session.fill(number)
+        run_epoch()
+    return [tensor.clone() for tensor in session.learner.tensors()]
+
+
+def test_a_captured_adamw_step_leaves_the_weights_and_moments_of_an_eager_one(data, tmp_path):
+    fields = {"method": "ic-mixup", "lr": 1e-3, "schedule": "cosine", "ema": 0.9, **FINETUNING}
+    captured, eager = (trained_weights(data, tmp_path, graph=graph, **fields) for graph in (True, False))
+    for one, other in zip(captured, eager, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-4)
+    steps = [tensor for tensor in captured if tensor.dim() == 0 and tensor.is_floating_point()]
+    assert {float(step) for step in steps} == {10.0}  # two epochs of five steps: the warm-up was undone
+
+
+def test_a_captured_step_follows_the_schedule_in_every_group(data, tmp_path):
+    recipe = Recipe(
+        dataset="made", model="small-cnn", batch_size=32, epochs=2, lr=1e-3, schedule="cosine", **FINETUNING
+    )
+    session = Session(Run(tmp_path, recipe), data, make_learner(recipe, data, wrap_for_ranks), None)
+    session.learner.lr_scales.copy_(torch.tensor([1.0, 0.25]))
+    run_epoch = session.make_epoch(0)
+    for number in range(2):
+        session.fill(number)
+        run_epoch()
+        expected = session.epoch.lrs[-1] * session.learner.lr_scales
+        torch.testing.assert_close(session.learner.lrs, expected)
+
+
+def test_a_head_on_features_is_captured_too(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(150, 20, generator=generator)
+    split = Split(features, torch.randint(C, (150,), generator=generator))
+    made = Dataset("made.npz", split, split, tuple(map(str, range(C))), (), ()).to(torch.device("cuda"))
+    fields = {"method": "ic-mixup", "lr": 1e-3, "train": "head", **FINETUNING}
+    captured, eager = (epoch_losses(made, tmp_path, graph=graph, **fields) for graph in (True, False))
+    torch.testing.assert_close(captured, eager, rtol=2e-4, atol=2e-4)
+
+
 def test_steps_of_two_epochs_draw_differently(data, tmp_path):
     losses = epoch_losses(data, tmp_path, epochs=2, method="ic-mixup", lr=1e-12, rotation=0.0, padding=0)
     assert (losses[0] != losses[1]).all()

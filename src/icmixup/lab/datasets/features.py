@@ -53,7 +53,7 @@ def read_features(path: Path) -> Source:
 
 def read_arrays(path: Path) -> Arrays:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
         hint = (

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -109,26 +108,24 @@ def build_model(
     if channels < 1:
         raise ValueError(f"channels must be at least 1, got {channels}")
     build = find_builder(name, image_size)
-    with seeded(seed):
+    # Only the CPU's generator: torch.manual_seed would also seed the GPUs, which are not forked here.
+    with SEED_LOCK, torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
         model = build(num_classes, channels)
     if weights is not None:
         load_weights(model, name, weights, channels, image_size, keep_head)
     return model
 
 
-def build_linear(num_classes: int, width: int, *, seed: int) -> nn.Module:
-    """A linear head on (B, width) features, with random weights of the seed."""
-    with seeded(seed):
-        return nn.Linear(width, num_classes)
+def build_linear(num_classes: int, width: int) -> nn.Module:
+    """A linear head on (B, width) features, with all weights 0.
 
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Random numbers of the seed on the CPU; the global random state is restored afterwards."""
-    # Only the CPU's generator: torch.manual_seed would also seed the GPUs, which are not forked here.
-    with SEED_LOCK, torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)
-        yield
+    The problem is convex, so random weights would only have to be unlearned.
+    """
+    head: nn.Module = nn.utils.skip_init(nn.Linear, width, num_classes)
+    for weight in head.parameters():
+        nn.init.zeros_(weight)
+    return head
 
 
 def load_weights(

@@ -109,7 +109,7 @@ def look_up(known: Known, digests: list[bytes]) -> Tensor:
 def read_known(path: Path) -> Known:
     """The stored features; none if there is no file, or if it is damaged."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             digests, features = file["digests"], file["features"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return {}

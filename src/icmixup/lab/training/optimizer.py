@@ -7,6 +7,7 @@ within the step. So a step captured in a CUDA graph follows the schedule.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Collection
 from importlib import import_module
 from typing import NamedTuple
 
@@ -31,16 +32,23 @@ def weight_groups(model: nn.Module, recipe: Recipe) -> list[WeightGroup]:
         return layer_groups(model, recipe)
     if recipe.decay_norms:
         return [WeightGroup(tuple(model.parameters()), 1.0, decay)]
-    decayed, plain = [], []
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
+    exempted = exempted_names(model)
     for name, weight in model.named_parameters():
-        (plain if has_no_decay(model, name, weight) else decayed).append(weight)
+        (plain if has_no_decay(name, weight, exempted) else decayed).append(weight)
     groups = [WeightGroup(tuple(decayed), 1.0, decay), WeightGroup(tuple(plain), 1.0, 0.0)]
     return [group for group in groups if group.weights]
 
 
-def has_no_decay(model: nn.Module, name: str, weight: Tensor) -> bool:
-    """Whether a weight is a bias, of a normalisation layer, or exempted by timm, as position embeddings."""
-    exempted = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
+def exempted_names(model: nn.Module) -> Collection[str]:
+    """Weights that timm exempts from weight decay, such as position embeddings."""
+    exempted: Callable[[], Collection[str]] | None = getattr(model, "no_weight_decay", None)
+    return () if exempted is None else exempted()
+
+
+def has_no_decay(name: str, weight: Tensor, exempted: Collection[str]) -> bool:
+    """Whether a weight is a bias, of a normalisation layer, or exempted."""
     return weight.dim() <= 1 or name.endswith(".bias") or name in exempted
 
 
@@ -51,7 +59,7 @@ def layer_groups(model: nn.Module, recipe: Recipe) -> list[WeightGroup]:
     found = import_module("timm.optim").param_groups_layer_decay(
         model,
         weight_decay=recipe.weight_decay,
-        no_weight_decay_list=model.no_weight_decay() if hasattr(model, "no_weight_decay") else (),
+        no_weight_decay_list=exempted_names(model),
         layer_decay=recipe.layer_decay,
         weight_decay_exclude_1d=not recipe.decay_norms,
     )

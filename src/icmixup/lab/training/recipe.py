@@ -391,6 +391,7 @@ HEAD = Recipe(
     train="head",
     optimizer="adamw",
     epochs=60,
+    min_steps=700,
     lr=1e-3,
     lr_batch=128,
     weight_decay=0.05,

@@ -112,7 +112,7 @@ def initial_model(recipe: Recipe, dataset: Dataset) -> nn.Module:
     """The network before training; a linear one for a dataset of features."""
     images = dataset.train.images
     if dataset.is_features:
-        return build_linear(dataset.num_classes, images.shape[1], seed=recipe.seed)
+        return build_linear(dataset.num_classes, images.shape[1])
     return build_model(
         recipe.model,
         dataset.num_classes,
