@@ -79,7 +79,7 @@ class Split:
             yield Split(self.images[start : start + size], self.labels[start : start + size]).square()
 
     def contents(self) -> Iterator[Tensor]:
-        """All pixels in parts: blocks of images, or whole photos, since training sees more than the centre."""
+        """All pixels in parts: blocks of images, or photos with all that training can see of them."""
         if isinstance(self.images, Photos):
             yield from self.images.whole()
         else:
