@@ -11,11 +11,13 @@ import pytest
 import torch
 from PIL import Image
 
+from icmixup.lab.cli.data import load_data, settle_image_size
 from icmixup.lab.datasets import DataSpec, Photos, Preprocessing, choose_image_size, load_dataset
 from icmixup.lab.datasets import cache as cache_module
 from icmixup.lab.datasets.decode import LONGEST, ImageFile, Shape, decode_photo, read_shape
 from icmixup.lab.datasets.photos import Store, photo_bytes
 from icmixup.lab.datasets.subsets import measure_statistics
+from icmixup.lab.training.recipe import Recipe
 
 SIZES = [(160, 120), (120, 200), (130, 130), (400, 300), (300, 90), (97, 101)]  # width, height
 
@@ -315,3 +317,43 @@ def test_an_epoch_of_photos_from_the_cache_needs_little_memory(tmp_path: Path) -
     assert size > 60_000  # kB of photos
     assert growth < 25_000
     assert measure(1 << 40)[1] > growth + 15_000  # without giving pages back, they add up
+
+
+def test_a_run_on_photos_records_and_prints_the_size_it_chose(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_photos(tmp_path / "set" / "train", per_class=2)
+    make_photos(tmp_path / "set" / "test", per_class=1)
+    (tmp_path / "set" / "train" / "a" / "broken.jpg").write_text("nothing")
+    recipe = Recipe(dataset=str(tmp_path / "set"))
+    settled = settle_image_size(recipe, tmp_path, "cpu")
+    assert settled.image_size == 96
+    assert "images of 96 x 96 pixels, chosen from the files and the device" in capsys.readouterr().err
+    data = load_data(settled, tmp_path)
+    assert data.train.images.shape == (6, 3, 96, 96)
+    assert "1 file could not be read and will not be used, the first is" in capsys.readouterr().err
+    assert settle_image_size(settled, tmp_path, "cpu") is settled
+    assert settle_image_size(Recipe(dataset="digits"), tmp_path, "cpu").image_size is None
+
+
+def test_the_fingerprint_of_photos_changes_with_pixels_beyond_the_centre(tmp_path: Path) -> None:
+    paths = make_photos(tmp_path / "set")
+    spec = DataSpec(str(tmp_path / "set"), image_size=72)
+    first, again = (load_dataset(spec, tmp_path).fingerprint for _ in range(2))
+    assert first == again
+    with Image.open(paths[0]) as image:  # 160 x 120: its left edge is not in the centre
+        image.paste((1, 2, 3), (0, 0, 4, 120))
+        image.save(paths[0])
+    assert load_dataset(spec, tmp_path).fingerprint != first
+
+
+def test_splits_know_their_files_and_how_they_were_separated(tmp_path: Path) -> None:
+    make_photos(tmp_path / "set" / "Training", per_class=2)
+    make_photos(tmp_path / "set" / "Validation", per_class=1)
+    data = load_dataset(DataSpec(str(tmp_path / "set"), image_size=72), tmp_path)
+    assert data.train.file_names[:2] == ("Training/a/000.png", "Training/a/001.png")
+    assert data.test.file_names == ("Validation/a/000.png", "Validation/b/000.png", "Validation/c/000.png")
+    assert (data.split_by, data.original_size) == (
+        "folders Training and Validation",
+        "160 x 120 to 120 x 200",
+    )

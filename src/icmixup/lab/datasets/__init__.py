@@ -13,6 +13,7 @@ A dataset is named by one of these:
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -119,7 +120,8 @@ def load_dataset(
         mean, std = preprocessing.mean, preprocessing.std
     else:
         mean, std = _known_statistics(spec) or measure_statistics(train.images)
-    return Dataset(spec.dataset, train, source.test, source.class_names, mean, std, source.skipped)
+    about = (source.skipped, source.split_by, source.original_size)
+    return Dataset(spec.dataset, train, source.test, source.class_names, mean, std, *about)
 
 
 def _known_statistics(spec: DataSpec) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
@@ -208,7 +210,7 @@ def resize_source(source: Source, image_size: int | None) -> Source:
 def _resize(split: Split, size: int) -> Split:
     # In blocks, because the bilinear filter needs floats: CIFAR at 224 pixels in one call would take 30 GB.
     blocks = [_resize_images(block, size) for block in split.blocks(1024)]
-    return Split(torch.cat(blocks), split.labels)
+    return replace(split, images=torch.cat(blocks))
 
 
 def _resize_images(images: Tensor, size: int) -> Tensor:

@@ -16,4 +16,4 @@ def read_digits() -> Source:
     images = torch.from_numpy(np.rint(found.images * (255 / 16)).astype(np.uint8))[:, None]
     names = tuple(str(name) for name in found.target_names)
     train, test = hold_out(Split(images, torch.from_numpy(found.target).long()), names, parts=3)
-    return Source(train, test, names)
+    return Source(train, test, names, split_by="a third of each class held out")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -31,7 +32,9 @@ from icmixup.lab.datasets.subsets import Source, Split, hold_out
 LARGEST_OWN_SIZE = 64  # pixels: small images keep their size
 CPU_SIZE, GPU_SIZE = 96, 224  # side of square images of photos, if none is given
 SAMPLED = 500  # files whose headers are read to choose a size
-TEST_FOLDERS = ("test", "val", "valid", "validation")
+# Names of split folders, in any case; the first that has classes is used.
+TRAIN_FOLDERS = ("train", "training")
+TEST_FOLDERS = ("test", "testing", "val", "valid", "validation")
 HELD_OUT = 5  # one image in five is held out if there is no test set
 
 
@@ -52,11 +55,13 @@ class ReadOptions(NamedTuple):
 def read_folder(root: Path, options: ReadOptions) -> Source:
     """Read a folder of `class/*.png`, or one with `train/` and `test/` (or `val/`) folders of that kind.
 
-    Without a test folder a fifth of each class is held out, always the same one. If both `test/` and `val/`
-    have classes, `test/` is read.
+    Split folders may also be called `training`, `testing`, `valid` or `validation`, in upper or lower case; a
+    folder `train` beside folders of images is a class. Without a test folder a fifth of each class is
+    held out, always the same one. If both `test/` and `val/` have classes, `test/` is read. The test set may
+    lack classes.
     """
-    train_files, test_files, names = list_folder(root)
-    return read_source(train_files, test_files, names, options)
+    source = read_source(list_folder(root), options)
+    return source._replace(train=name_from(source.train, root), test=name_from(source.test, root))
 
 
 class Listed(NamedTuple):
@@ -65,18 +70,50 @@ class Listed(NamedTuple):
     train: list[ImageFile]
     test: list[ImageFile]
     class_names: tuple[str, ...]
+    split_by: str  # how training and test images were separated, if there are test files
 
 
 def list_folder(root: Path) -> Listed:
     """The image files of a folder that `read_folder` reads."""
-    train_root = root / "train" if _list_classes(root / "train") else root
+    train_root, test_root = find_splits(root)
     names = _list_classes(train_root)
     check_class_names(names, str(train_root), "make one folder per class, with images in it")
     train_files = list_files(train_root, names)
-    if train_root == root:
-        return Listed(train_files, [], names)
-    test_roots = [root / name for name in TEST_FOLDERS if _list_classes(root / name)]
-    return Listed(train_files, list_files(test_roots[0], names) if test_roots else [], names)
+    if test_root is None:
+        return Listed(train_files, [], names, "")
+    test_files = list_files(test_root, names)
+    return Listed(train_files, test_files, names, f"folders {train_root.name} and {test_root.name}")
+
+
+def find_splits(root: Path) -> tuple[Path, Path | None]:
+    """The folders of training and test classes; the second is None if there is no test set.
+
+    A split contains folders and no images of its own. If a folder beside them contains images, it is a class,
+    and so is `train`.
+    """
+    by_name = {name.lower(): root / name for name in _list_classes(root)}
+    is_split = {name for name, folder in by_name.items() if _list_classes(folder) and not has_images(folder)}
+    trains = [by_name[name] for name in TRAIN_FOLDERS if name in is_split]
+    tests = [by_name[name] for name in TEST_FOLDERS if name in is_split]
+    others = set(by_name) - {*TRAIN_FOLDERS, *TEST_FOLDERS}
+    if not trains or any(has_images(by_name[name]) for name in others):
+        return root, None
+    return trains[0], tests[0] if tests else None
+
+
+def has_images(folder: Path) -> bool:
+    """Whether a folder directly contains image files."""
+    return any(is_image(path) for path in folder.iterdir())
+
+
+def is_image(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+
+
+def name_from(split: Split, root: Path) -> Split:
+    """The split with file names relative to the dataset's folder."""
+    names = tuple(Path(name).relative_to(root).as_posix() for name in split.file_names)
+    return replace(split, file_names=names)
 
 
 def _list_classes(folder: Path) -> tuple[str, ...]:
@@ -107,7 +144,7 @@ def list_files(folder: Path, names: Sequence[str]) -> list[ImageFile]:
 
 def _class_files(folder: Path, label: int) -> Iterator[ImageFile]:
     for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file():
+        if is_image(path):
             yield ImageFile(str(path), partial(_open_path, path), label, path)
 
 
@@ -115,26 +152,43 @@ def _open_path(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
-def read_source(
-    train_files: Sequence[ImageFile],
-    test_files: Sequence[ImageFile],
-    names: tuple[str, ...],
-    options: ReadOptions,
-) -> Source:
+def read_source(listed: Listed, options: ReadOptions) -> Source:
     """Read all files at one size; without test files, a fifth of the training images is held out."""
-    files = [*train_files, *test_files]
+    files = [*listed.train, *listed.test]
     images, failures = read_images(files, options)
     skipped = [f"{file.name}: {why}" for file, why in zip(files, failures, strict=True) if why is not None]
-    splits = []
-    for start, part in ((0, train_files), (len(train_files), test_files)):
-        rows = [start + k for k in range(len(part)) if failures[start + k] is None]
-        labels = [files[row].label for row in rows]
-        if part:
-            _check_every_class(labels, names, part, failures[start : start + len(part)])
-        splits.append(Split(images[torch.tensor(rows, dtype=torch.int64)], torch.tensor(labels)))
-    if not test_files:
-        splits = list(hold_out(splits[0], names, HELD_OUT))
-    return Source(splits[0], splits[1], names, tuple(skipped))
+    bounds = (0, len(listed.train), len(files))
+    train, test = (_make_split(images, files, failures, range(*part)) for part in (bounds[:2], bounds[1:]))
+    _check_every_class(train, listed, failures)
+    split_by = listed.split_by
+    if not listed.test:
+        train, test = hold_out(train, listed.class_names, HELD_OUT)
+        split_by = "a fifth of each class held out"
+    elif not len(test):
+        raise ValueError(
+            f"none of the {len(listed.test)} test images can be read, first {skipped[-len(listed.test)]}"
+        )
+    sizes = describe_sizes(sample_shapes(files))
+    return Source(train, test, listed.class_names, tuple(skipped), split_by, sizes)
+
+
+def _make_split(
+    images: Tensor | Photos, files: Sequence[ImageFile], failures: Sequence[str | None], part: range
+) -> Split:
+    """The readable images of some of the files."""
+    rows = [row for row in part if failures[row] is None]
+    labels = torch.tensor([files[row].label for row in rows], dtype=torch.int64)
+    chosen = images[torch.tensor(rows, dtype=torch.int64)]
+    return Split(chosen, labels, tuple(files[row].name for row in rows))
+
+
+def describe_sizes(shapes: Sequence[Shape]) -> str:
+    """Width and height of the files, or the smallest and the largest by area: 640 x 480 to 4000 x 3000."""
+    if not shapes:
+        return ""
+    ordered = sorted(shapes, key=lambda shape: (shape.height * shape.width, shape.width, shape.height))
+    ends = [f"{shape.width} x {shape.height}" for shape in (ordered[0], ordered[-1])]
+    return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
 
 
 def read_images(
@@ -196,16 +250,14 @@ def _read_squares(
     return torch.stack([blank if isinstance(image, str) else image for image in found]), failures
 
 
-def _check_every_class(
-    labels: Sequence[int],
-    names: Sequence[str],
-    files: Sequence[ImageFile],
-    failures: Sequence[str | None],
-) -> None:
-    empty = sorted(set(range(len(names))) - set(labels))
+def _check_every_class(train: Split, listed: Listed, failures: Sequence[str | None]) -> None:
+    empty = sorted(set(range(len(listed.class_names))) - set(train.labels.tolist()))
     if empty:
-        failed = [f"{file.name}: {why}" for file, why in zip(files, failures, strict=True) if why is not None]
-        bad = f" ({len(failed)} of {len(files)} files could not be read, first {failed[0]})" if failed else ""
-        raise ValueError(
-            f"class {names[empty[0]]!r} has no readable image{bad}: add images to it, or remove the class"
+        failed = [f"{file.name}: {why}" for file, why in zip(listed.train, failures, strict=False) if why]
+        bad = (
+            f" ({len(failed)} of {len(listed.train)} files could not be read, first {failed[0]})"
+            if failed
+            else ""
         )
+        name = listed.class_names[empty[0]]
+        raise ValueError(f"class {name!r} has no readable image{bad}: add images to it, or remove the class")

@@ -23,7 +23,7 @@ def read_hub(name: str, data_dir: Path, options: ReadOptions, *, download: bool 
     The image column is the first one with images. The label column is one of LABEL_NAMES, else the first one
     with class labels. A test split with hidden labels (-1) is skipped.
     """
-    return read_source(*list_hub(name, data_dir, download=download), options)
+    return read_source(list_hub(name, data_dir, download=download), options)
 
 
 def list_hub(name: str, data_dir: Path, *, download: bool = True) -> Listed:
@@ -36,7 +36,7 @@ def list_hub(name: str, data_dir: Path, *, download: bool = True) -> Listed:
     test = next((split for split in labelled if _has_labels(split, label)), None)
     train_files = list(_image_files(train, image, label, names, f"{name} train"))
     test_files = list(_image_files(test, image, label, names, f"{name} test")) if test is not None else []
-    return Listed(train_files, test_files, names)
+    return Listed(train_files, test_files, names, "splits of the dataset")
 
 
 def _load_splits(spec: str, data_dir: Path, download: bool) -> Mapping[str, Any]:

@@ -150,8 +150,13 @@ class Photos:
                 return self._gather_windows(pixels, boxes)
         return self._copy_windows(boxes)
 
+    def whole(self) -> Iterator[Tensor]:
+        """(height, width, 3) uint8 of each photo on the CPU, not copied."""
+        zeros = torch.zeros_like(self.sizes)
+        return self.crops(torch.cat([zeros, self.sizes], dim=1))
+
     def crops(self, boxes: Tensor) -> Iterator[Tensor]:
-        """(height, width, 3) uint8 rectangle of each photo, on the CPU and not copied; boxes as in `windows`."""
+        """(height, width, 3) uint8 of each box on the CPU, not copied; boxes as in `windows`."""
         for row, (top, left, height, width) in zip(self.rows.tolist(), boxes.tolist(), strict=True):
             yield self.store.photo(row)[top : top + height, left : left + width]
             self.store.release(height * width * CHANNELS)

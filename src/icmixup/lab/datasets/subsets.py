@@ -7,9 +7,12 @@ class, so a smaller subset is contained in a larger one with the same seed.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -46,22 +49,25 @@ class DataSpec:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images, (N, channels, H, W) uint8 or photos of different sizes, and their labels, (N,) int64.
+    """Images, (N, channels, H, W) uint8 or photos of different sizes, their labels, (N,) int64, and N file
+    names if they are files.
 
     In a dataset of features, `images` are (N, D) float32.
     """
 
     images: Tensor | Photos
     labels: Tensor
+    file_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, rows: Tensor) -> Split:
-        return Split(self.images[rows], self.labels[rows])
+        names = tuple(self.file_names[row] for row in rows.tolist()) if self.file_names else ()
+        return Split(self.images[rows], self.labels[rows], names)
 
     def to(self, device: torch.device | str) -> Split:
-        return Split(self.images.to(device), self.labels.to(device))
+        return Split(self.images.to(device), self.labels.to(device), self.file_names)
 
     def square(self) -> Tensor:
         """(N, channels, H, W) uint8: the images as a network is tested on them, the centre of each photo."""
@@ -72,6 +78,13 @@ class Split:
         for start in range(0, len(self), size):
             yield Split(self.images[start : start + size], self.labels[start : start + size]).square()
 
+    def contents(self) -> Iterator[Tensor]:
+        """All pixels in parts: blocks of images, or photos with all that training can see of them."""
+        if isinstance(self.images, Photos):
+            yield from self.images.whole()
+        else:
+            yield from torch.split(self.images, 1024)
+
 
 class Source(NamedTuple):
     """All images of a dataset, as its reader returns them."""
@@ -80,6 +93,8 @@ class Source(NamedTuple):
     test: Split
     class_names: tuple[str, ...]
     skipped: tuple[str, ...] = ()  # files that could not be read, each with the reason
+    split_by: str = "publisher"  # how training and test images were separated
+    original_size: str = ""  # of the image files, where it differs from that of the tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,10 +111,24 @@ class Dataset:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     skipped: tuple[str, ...] = ()
+    split_by: str = ""  # how training and test images were separated
+    original_size: str = ""  # of the image files
 
     @property
     def num_classes(self) -> int:
         return len(self.class_names)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Twelve hexadecimal digits of what is trained and tested on: pixels, labels, class names and
+        normalisation. Where the images come from is not part of it."""
+        content = hashlib.blake2b(json.dumps([self.class_names, self.mean, self.std]).encode())
+        for split in (self.train, self.test):
+            content.update(f"{split.images.dtype} {tuple(split.images.shape)}".encode())
+            for part in split.contents():
+                content.update(part.cpu().contiguous().numpy().data)
+            content.update(split.labels.cpu().contiguous().numpy().data)
+        return content.hexdigest()[:12]
 
     @property
     def class_counts(self) -> Tensor:
@@ -112,7 +141,10 @@ class Dataset:
         return len(self.train.images.shape) == 2
 
     def to(self, device: torch.device | str) -> Dataset:
-        return replace(self, train=self.train.to(device), test=self.test.to(device))
+        moved = replace(self, train=self.train.to(device), test=self.test.to(device))
+        if "fingerprint" in self.__dict__:  # already computed, and the same on every device
+            moved.__dict__["fingerprint"] = self.fingerprint
+        return moved
 
 
 def subset_counts(
