@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from icmixup.lab.datasets import Dataset
+from icmixup.lab.datasets import Dataset, Photos
 from icmixup.lab.training.run_folder import write_atomically
 
 FILE_NAME = "inputs.json"
@@ -23,15 +23,22 @@ class Inputs(NamedTuple):
     std: tuple[float, ...]
     image_size: int  # side of the square images in pixels
     channels: int  # 3, or 1 for grey
+    # Photos are resized to this short side and then cropped; other images are cropped to a square and resized.
+    short_side: int | None = None
+    interpolation: str = "bicubic"
 
 
 def inputs_of(data: Dataset) -> Inputs:
     """What a network trained on this dataset expects."""
-    channels, _, side = data.train.images.shape[1:]
-    return Inputs(data.class_names, data.mean, data.std, side, channels)
+    images = data.train.images
+    channels, _, side = images.shape[1:]
+    photos = (images.short_side, images.interpolation) if isinstance(images, Photos) else ()
+    return Inputs(data.class_names, data.mean, data.std, side, channels, *photos)
 
 
 def write_inputs(folder: Path, data: Dataset) -> None:
+    if data.is_features:  # a head without its network cannot be used on images
+        return
     write_atomically(folder / FILE_NAME, json.dumps(inputs_of(data)._asdict(), indent=1).encode())
 
 

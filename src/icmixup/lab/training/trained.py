@@ -19,7 +19,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from icmixup.lab.augment import normalise
-from icmixup.lab.datasets.folder import is_image, to_square
+from icmixup.lab.datasets.decode import FORMATS, read_center, to_square
+from icmixup.lab.datasets.folder import is_image
 from icmixup.lab.models import build_model
 from icmixup.lab.training.evaluate import evaluation_mode
 from icmixup.lab.training.identity import autocast_dtype
@@ -53,7 +54,11 @@ class Trained:
 
     def prepare(self, image: Image.Image) -> Tensor:
         """(channels, image_size, image_size) uint8: the image as in training."""
-        square = to_square(image, self.inputs.image_size)
+        inputs = self.inputs
+        if inputs.short_side is None:
+            square = to_square(image, inputs.image_size)
+        else:
+            square = read_center(image, inputs.short_side, inputs.image_size, inputs.interpolation)
         if self.inputs.channels == 1:  # ITU-R 601 luma, as Pillow converts to grey
             weights = torch.tensor([0.299, 0.587, 0.114])
             square = (square.float() * weights[:, None, None]).sum(dim=0, keepdim=True).round().byte()
@@ -97,7 +102,7 @@ class Trained:
     def read(self, path: Path | str) -> Tensor:
         """(channels, image_size, image_size) uint8 of a file; a ValueError names one that cannot be read."""
         try:
-            with Image.open(path) as image:
+            with Image.open(path, formats=FORMATS) as image:
                 return self.prepare(image)
         except Exception as error:  # a broken file can raise nearly anything
             raise ValueError(f"{path} cannot be read as an image: {error}") from error
@@ -125,8 +130,13 @@ def load_trained(path: Path | str, device: torch.device | str = "cpu") -> Traine
 
 def load_run(run: Run, device: torch.device) -> Trained:
     """The network of a finished run."""
+    if run.recipe.train == "head":
+        raise ValueError(
+            f"{run.folder} trained only a linear head on features, which cannot be used on images; "
+            "train with --train all"
+        )
     inputs, row = read_inputs(run.folder), run.result() or {}
-    model = build_model(run.recipe.model, len(inputs.class_names), channels=inputs.channels, seed=0)
+    model = build_for(run.recipe.model, inputs)
     about = {name: row.get(name) for name in ("method", "seed", "accuracy", "fingerprint", "version")}
     return Trained(
         load_weights(run, to_device(model, device)),
@@ -136,6 +146,12 @@ def load_run(run: Run, device: torch.device) -> Trained:
         autocast_dtype(run.recipe, device),
         {"run": run.folder.name, **about},
     )
+
+
+def build_for(name: str, inputs: Inputs) -> nn.Module:
+    """A network with random weights for such inputs."""
+    size, channels = inputs.image_size, inputs.channels
+    return build_model(name, len(inputs.class_names), channels=channels, seed=0, image_size=size)
 
 
 def load_weights(run: Run, model: nn.Module) -> nn.Module:
@@ -211,9 +227,9 @@ def load_exported(path: Path, device: torch.device) -> Trained:
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ValueError(f"{path} was not written by icmixup export ({error})") from error
     lists: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in about.items()}
-    inputs = Inputs(**{name: lists.pop(name) for name in Inputs._fields})
+    inputs = Inputs(**{name: lists.pop(name) for name in Inputs._fields if name in lists})
     name, temperature = lists.pop("model"), float(lists.pop("temperature"))
-    model = build_model(name, len(inputs.class_names), channels=inputs.channels, seed=0)
+    model = build_for(name, inputs)
     copy_weights(model, weights, path)
     return Trained(to_device(model, device).eval(), inputs, temperature, name, None, lists)
 
