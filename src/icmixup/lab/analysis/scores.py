@@ -37,7 +37,7 @@ from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Row, Run, write_atomically
 from icmixup.lab.training.step import to_device
 from icmixup.lab.training.stored import read_run_names
-from icmixup.lab.training.trained import find_run, load_weights
+from icmixup.lab.training.trained import find_run, load_run_weights
 
 LAMS = tuple(step / 10 for step in range(11))
 
@@ -166,7 +166,7 @@ def load_model(run: Run, data: Dataset, device: torch.device) -> nn.Module:
         device,
     )
     try:
-        return load_weights(run, model)
+        return load_run_weights(run, model)
     except (RuntimeError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"the weights in {run.folder} do not fit {recipe.model} with the {data.num_classes} classes of "

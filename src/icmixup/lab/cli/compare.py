@@ -107,7 +107,7 @@ def compare_defaults(recipe: Recipe) -> CompareFlags:
     return CompareFlags(model=recipe.model, **groups_of(recipe))
 
 
-class Plan(NamedTuple):
+class ComparisonPlan(NamedTuple):
     """What is compared, once the data is known."""
 
     recipe: Recipe
@@ -147,7 +147,7 @@ def run_compare(flags: CompareFlags, recipe_name: str) -> int:
     return report(comparison, folder, flags.out, data.class_counts.tolist())
 
 
-def make_plan(flags: CompareFlags, named: tuple[str, ...], recipe_name: str) -> Plan:
+def make_plan(flags: CompareFlags, named: tuple[str, ...], recipe_name: str) -> ComparisonPlan:
     """Load the data, and choose what depends on it."""
     from icmixup.lab.cli.data import load_data, settle_image_size
     from icmixup.lab.comparison.compare import default_methods, pick_baseline
@@ -177,10 +177,10 @@ def make_plan(flags: CompareFlags, named: tuple[str, ...], recipe_name: str) -> 
     if flags.budget is not None and flags.seeds != "auto":
         recipe = fit_budget(recipe, methods, flags, dataclasses.replace(execution, concurrent=concurrent))
     baseline = pick_baseline(methods, flags.baseline)
-    return Plan(recipe, methods, seeds, baseline, execution, concurrent, data)
+    return ComparisonPlan(recipe, methods, seeds, baseline, execution, concurrent, data)
 
 
-def make_overview(plan: Plan, recipe_name: str, runs: int, flags: CompareFlags) -> Overview:
+def make_overview(plan: ComparisonPlan, recipe_name: str, runs: int, flags: CompareFlags) -> Overview:
     """What is compared, with the time that the remaining runs will take."""
     from icmixup.lab.comparison.overview import describe_comparison
     from icmixup.lab.sweep.budget import parse_budget

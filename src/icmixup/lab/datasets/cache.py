@@ -56,7 +56,7 @@ class Decoded(NamedTuple):
     failures: list[str | None]
 
 
-class Entry(NamedTuple):
+class CacheEntry(NamedTuple):
     """One set of photos in the cache."""
 
     path: Path
@@ -214,7 +214,7 @@ def _write_entry(entry: Path, job: Job, shapes: Sequence[Shape | str], hashes: S
     sizes = _sizes(shapes)
     needed = photo_bytes(sizes)
     part = entry.with_name(entry.name + ".part")
-    remove_leftovers(entry.parent, held=entry.name)
+    remove_cache_leftovers(entry.parent, held=entry.name)
     _make_room(entry.parent, needed)
     try:
         part.mkdir()
@@ -262,7 +262,7 @@ def _read_entry(entry: Path) -> Decoded:
     return Decoded(map_store(pixels, sizes), content["failures"])
 
 
-def list_entries(folder: Path) -> list[Entry]:
+def list_entries(folder: Path) -> list[CacheEntry]:
     """The complete entries of the cache, least recently used first."""
     entries = []
     for path in folder.glob("*/photos.json"):
@@ -272,7 +272,7 @@ def list_entries(folder: Path) -> list[Entry]:
             content = json.loads(path.read_text())
             size = (path.parent / "pixels.bin").stat().st_size
             found = (len(content["sizes"]), content["short_side"], size, path.stat().st_mtime)
-            entries.append(Entry(path.parent, *found))
+            entries.append(CacheEntry(path.parent, *found))
     return sorted(entries, key=lambda entry: entry.used)
 
 
@@ -309,7 +309,7 @@ def _gb(size: int) -> str:
     return f"{size / 1e9:.2f} GB" if size >= 1e7 else f"{size / 1e6:.2f} MB"
 
 
-def remove_leftovers(folder: Path, held: str | None = None) -> None:
+def remove_cache_leftovers(folder: Path, held: str | None = None) -> None:
     """Delete what killed processes left behind; `held` is a key whose lock this process holds."""
     for part in folder.glob("*.part"):
         if part.stem == held:
@@ -323,7 +323,7 @@ def remove_leftovers(folder: Path, held: str | None = None) -> None:
 def clear_cache(folder: Path) -> tuple[int, int]:
     """Delete everything but what is being written; returns the number of entries and bytes deleted."""
     entries = list_entries(folder)
-    remove_leftovers(folder)
+    remove_cache_leftovers(folder)
     for path in [*(file.parent for file in folder.glob("*/pixels.bin")), *folder.glob("hashes-*.json")]:
         if path.suffix == ".json":
             path.unlink(missing_ok=True)

@@ -31,7 +31,7 @@ LONGEST = 3  # times the short side: of a longer photo, the centre is kept
 ORIENTATION, TURNED = 0x0112, (5, 6, 7, 8)  # the EXIF tag, and its values that exchange height and width
 REDUCING_GAP = 2  # a JPEG is decoded at a half, quarter or eighth of its size if that is twice what is needed
 Item = TypeVar("Item")
-Result = TypeVar("Result")
+Output = TypeVar("Output")
 
 
 class ImageFile(NamedTuple):
@@ -58,8 +58,8 @@ class Shape(NamedTuple):
 
 
 def map_in_parallel(
-    function: Callable[[Item], Result], items: Sequence[Item], text: str, show_progress: bool
-) -> list[Result]:
+    function: Callable[[Item], Output], items: Sequence[Item], text: str, show_progress: bool
+) -> list[Output]:
     """function(item) for all items, in threads: Pillow releases the GIL while it decodes and resizes."""
     console = Console(stderr=True)
     with ThreadPoolExecutor(os.cpu_count()) as pool, ignore_large_images():
@@ -81,7 +81,7 @@ def read_shape(file: ImageFile) -> Shape | str:
         with file.open() as stream, Image.open(stream, formats=FORMATS) as image:
             return displayed_shape(image)
     except Exception as error:
-        return describe(error)
+        return describe_error(error)
 
 
 def displayed_shape(image: Image.Image) -> Shape:
@@ -90,7 +90,7 @@ def displayed_shape(image: Image.Image) -> Shape:
     return Shape(image.width, image.height) if turned else Shape(image.height, image.width)
 
 
-def describe(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """The reason why a file cannot be read; a broken file can raise nearly anything."""
     text = str(error)
     # Pillow names the stream that it was given, which is not the name of a file.
@@ -103,7 +103,7 @@ def decode_square(file: ImageFile, size: int) -> Tensor | str:
         with file.open() as stream, Image.open(stream, formats=FORMATS) as image:
             return to_square(image, size)
     except Exception as error:
-        return describe(error)
+        return describe_error(error)
 
 
 def to_square(image: Image.Image, size: int) -> Tensor:
@@ -133,7 +133,7 @@ def decode_photo(
             image.draft(image.mode, (REDUCING_GAP * shape.width, REDUCING_GAP * shape.height))
             return np.asarray(to_shape(image, shape, INTERPOLATIONS[interpolation]))
     except Exception as error:
-        return describe(error)
+        return describe_error(error)
 
 
 def to_shape(image: Image.Image, shape: Shape, filter: Image.Resampling) -> Image.Image:

@@ -21,13 +21,13 @@ from torch import Tensor
 
 from icmixup.lab.datasets.subsets import Dataset, Source, Split
 
-SUFFIX = ".npz"
+FEATURES_SUFFIX = ".npz"
 ARRAYS = ("train_features", "train_labels", "test_features", "test_labels")
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 
 def is_features_file(name: str) -> bool:
-    return name.endswith(SUFFIX)
+    return name.endswith(FEATURES_SUFFIX)
 
 
 def read_features(path: Path) -> Source:

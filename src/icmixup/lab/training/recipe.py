@@ -24,7 +24,7 @@ Schedule = Literal["step", "cosine"]
 PaddingMode = Literal["zeros", "reflect"]
 Precision = Literal["auto", "float32", "bfloat16"]
 Optimizer = Literal["sgd", "adamw"]
-Trained = Literal["all", "head"]
+TrainedPart = Literal["all", "head"]
 # The fields of version 0.1.0. Others count for the key of a recipe only if they differ from their default,
 # which must therefore never change: run folders of older versions keep their names.
 FIRST_FIELDS = (
@@ -100,7 +100,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "padding_mode": get_args(PaddingMode),
     "precision": get_args(Precision),
     "optimizer": get_args(Optimizer),
-    "train": get_args(Trained),
+    "train": get_args(TrainedPart),
     "mode": MODES,
     "duplicates": DUPLICATES,
     "negatives": NEGATIVES,
@@ -171,7 +171,7 @@ class Transfer:
     weights: str | None = None
     """File of pretrained weights (safetensors, or a state dict of torch), or "pretrained" for timm's own;
     random by default. The head is replaced, and images are prepared as for these weights."""
-    train: Trained = "all"
+    train: TrainedPart = "all"
     """Train all weights, or only a linear head on frozen features. Features are computed once, without
     augmentation, and methods mix the features."""
 
