@@ -253,6 +253,20 @@ def test_a_body_and_a_head_are_mixed_within_the_body() -> None:
     assert hidden_modules(model, ROWS) == hidden_modules(model) == tuple(body)
 
 
+def test_a_child_that_is_nearly_all_of_the_model_is_opened_and_a_container_with_a_forward_is_not() -> None:
+    class Dense(nn.ModuleDict):
+        """As a block of DenseNet: a ModuleDict that is called."""
+
+        def forward(self, rows: Tensor) -> Tensor:
+            for layer in self.values():
+                rows = torch.cat([rows[:, :4], layer(rows)[:, :4]], dim=1)
+            return rows
+
+    body = nn.Sequential(nn.Linear(8, 8), Dense({"a": nn.Linear(8, 8), "b": nn.Linear(8, 8)}), nn.Tanh())
+    model = nn.Sequential(OrderedDict(body=body, drop=nn.Dropout(), head=nn.Linear(8, 2)))
+    assert hidden_modules(model, ROWS) == (*body, model.drop)
+
+
 def test_an_attribute_called_hidden_that_names_no_modules_is_not_taken_for_names() -> None:
     class Plain(nn.Module):
         def __init__(self) -> None:
