@@ -159,13 +159,13 @@ CONTRAST_REQUEST = [
 
 CONTRAST_PLAIN = [
     ("S~ transposed once too often", "mixed = scores @ targets.T", "mixed = (scores @ targets.T).T"),
-    ("columns not transposed", "matched = mixed[:, :num_matched].T", "matched = mixed[:, :num_matched]"),
+    ("columns not transposed", "matched = columns.T", "matched = columns"),
     ("scores detached", "mixed = scores @ targets.T", "mixed = scores.detach() @ targets.T"),
     ("targets detached", "mixed = scores @ targets.T", "mixed = scores @ targets.detach().T"),
     (
         "columns detached",
-        "matched = mixed[:, :num_matched].T",
-        "matched = mixed[:, :num_matched].T.detach()",
+        "matched = columns.T",
+        "matched = columns.T.detach()",
     ),
     ("S~ halved", "mixed = scores @ targets.T", "mixed = scores @ targets.T / 2"),
     ("bias dropped", "mixed if request.bias is None else mixed + request.bias", "mixed"),
