@@ -210,8 +210,8 @@ def test_the_device_chooses_the_cheapest_kernel_that_is_right(name: str) -> None
 
 def operator_args(request: Request) -> ForwardArgs:
     return ForwardArgs(
-        *(request.scores, request.targets, request.bias, *request.keys),
-        *(request.offset, request.rows, request.columns, request.num_matched),
+        *(request.scores, request.targets, request.bias, *request.keys()),
+        *(request.offset, request.rows, request.columns, request.num_matched()),
         duplicates=request.duplicates,
         tiles=list(SMALL),
     )

@@ -23,10 +23,10 @@ def contrast_plain(request: Request) -> Losses:
     """
     scores, targets, offset = request.scores, request.targets, request.offset
     mixed = scores @ targets.T
-    row_keys, column_keys = request.keys
+    row_keys, column_keys = request.keys()
     same = None if row_keys is None or column_keys is None else row_keys[:, None] == column_keys
     row_losses = column_losses = None
-    num_matched = request.num_matched
+    num_matched = request.num_matched()
     index = torch.arange(max(len(scores), num_matched), device=scores.device)
     if request.rows:
         own = index[: len(scores)] + offset if offset else index[: len(scores)]
@@ -35,7 +35,9 @@ def contrast_plain(request: Request) -> Losses:
     if request.columns:
         own = index[:num_matched] - offset if offset else index[:num_matched]
         same = None if same is None else same[:, :num_matched].T
-        matched = mixed[:, :num_matched].T
+        # Torch 2.6 differentiates a slice of all columns by a copy.
+        columns = mixed if num_matched == len(targets) else mixed[:, :num_matched]
+        matched = columns.T
         column_losses = own_cross_entropy(matched, own, same, request.duplicates, request.reduction)
     return row_losses, column_losses
 
