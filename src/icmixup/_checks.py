@@ -29,6 +29,7 @@ MODES = ("batch", "elem", "pair")
 NEGATIVES = (("pairs",), ("sources",), ("classes",), ("pairs", "classes"))
 DUPLICATES = ("negative", "ignore", "positive")
 REDUCTIONS = ("mean", "sum", "none")
+SMALLEST = sys.float_info.min  # a constant, because torch 2.6 cannot trace the attribute
 SHARES_TOLERANCE = 0.02  # of a row's sum: bfloat16 rounds each of many shares by 0.4 %
 
 
@@ -78,7 +79,7 @@ def check_number(name: str, value: object, low: float, high: float, meaning: str
 
 
 def check_positive(name: str, value: object, hint: str = "") -> None:
-    check_number(name, value, sys.float_info.min, math.inf, "a positive number", hint)
+    check_number(name, value, SMALLEST, math.inf, "a positive number", hint)
 
 
 def check_share(name: str, value: object, meaning: str) -> None:
