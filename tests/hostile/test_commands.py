@@ -61,7 +61,7 @@ CHOICES = {
     "device": "mps meta xla cuda:7 cuda:-1 cuda:99999 gpu cpu:0:0 '' tpu hpu vulkan cuda:x",
     "dataset": "cifar1000 digit '' nothing no/such/folder ./no hf: data_batch_1",
 }
-BOOLEANS = "drop-last nesterov flip trivial joint compile graph fresh debug"
+BOOLEANS = "drop-last nesterov flip trivial joint compile graph fresh"
 
 # whole command lines, and what the message says
 LINES = {
@@ -71,7 +71,6 @@ LINES = {
     "../train": "unknown command",
     "train extra words": "",
     "train --recipe": "",
-    "train --": "",
     "train --epochs": "",
     "train --epochs 1 2": "",
     "train -x": "",
@@ -146,7 +145,7 @@ LINES = {
     "analyse": "",
     "analyse empty": "is not the folder of a run",
     "analyse no/such": "does not exist",
-    "analyse file": "does not exist",
+    "analyse file": "is a file",
     "analyse empty --device mps": "unknown device",
     "analyse empty --image-seed x": "",
     "data": "",

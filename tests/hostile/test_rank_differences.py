@@ -37,12 +37,12 @@ CASES = {
     "images": (
         f"train {PLAN} --dataset images --per-class 4 --batch-size 4",
         f"train {PLAN} --dataset images --per-class 4 --batch-size 4",
-        "checksum is",
+        "identity's data is",
     ),
     "checkpoint on rank 0 only": (
         f"train {PLAN} --out part",
         f"train {PLAN} --out part",
-        "epoch is 1 on rank 0",
+        "epoch is 1 on rank 0 and None on rank 1",
     ),
     "finished on rank 0 only": (
         f"train {PLAN} --out all",
@@ -87,12 +87,12 @@ def make_partial(finished: Path, target: Path) -> None:
 
     import torch
 
-    from icmixup.lab.training.run_folder import Run
+    from icmixup.lab.training.run_folder import Run, read_identity
     from icmixup.lab.training.stored import read_recipe_file
 
     shutil.copytree(finished, target)
     folder = next(target.iterdir())
-    run = Run(folder, read_recipe_file(folder / "recipe.json"))
+    run = Run(folder, read_recipe_file(folder / "recipe.json"), read_identity(folder))
     state, _ = run.load(torch.device("cpu"))
     assert state is not None
     dataclasses.replace(run).save({**state, "epochs_done": 1})

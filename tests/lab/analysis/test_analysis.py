@@ -308,7 +308,7 @@ def test_folders_that_are_not_finished_runs_are_rejected(
     rejected(half, "half is unfinished after 1 of 2 epochs")
     (half / "result.json").write_bytes((folders[0] / "result.json").read_bytes())
     rejected(half, "half has no weights: there is no checkpoint.pt")
-    recipe = dataclasses.replace(TINY, dataset=str(tmp_path / "gone"))
+    recipe = dataclasses.replace(find_run(folders[0]).recipe, dataset=str(tmp_path / "gone"))
     (half / "recipe.json").write_text(json.dumps(recipe.fields()))
     rejected(half, "half was trained on .*gone, which cannot be loaded: .*--data-dir")
 

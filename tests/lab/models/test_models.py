@@ -143,7 +143,7 @@ def test_an_unknown_name_suggests_similar_ones_and_lists_ours() -> None:
 
 @pytest.mark.skipif(find_spec("timm") is not None, reason="timm is installed")
 def test_without_timm_the_error_says_how_to_install_it() -> None:
-    with pytest.raises(ValueError, match=r"'convnext_atto'.*pip install icmixup\[timm\]"):
+    with pytest.raises(ValueError, match=r"'convnext_atto'.*pip install 'icmixup\[timm\]'"):
         build_model("convnext_atto", 3, seed=0)
 
 

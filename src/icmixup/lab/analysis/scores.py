@@ -132,6 +132,8 @@ def expand_comparisons(folders: Sequence[Path]) -> list[Path]:
             found += [folder.parent / name for name in read_run_names(path)]
         elif not folder.is_file():
             found.append(folder)
+    if not found:
+        raise ValueError(f"{folders[0]} is a file; pass folders of finished runs or of comparisons")
     return list(dict.fromkeys(found))
 
 

@@ -54,7 +54,7 @@ class CompareFlags(RecipeGroups):
 
     dataset: conf.Positional[str] = "digits"
     """digits, cifar10, cifar100, cifair10, cifair100, a folder of images, hf:owner/name, or features.npz."""
-    methods: tuple[str, ...] = ()
+    methods: tuple[str, ...] | None = None
     """Methods to compare, separated by spaces or commas; by default a selection for balanced or for
     long-tailed classes."""
     seeds: int | Literal["auto"] = 3
@@ -99,7 +99,7 @@ class CompareFlags(RecipeGroups):
         return make_execution(self.out, self.where, self.concurrency)
 
     def named_methods(self) -> tuple[str, ...]:
-        return tuple(name for text in self.methods for name in text.replace(",", " ").split())
+        return tuple(name for text in self.methods or () for name in text.replace(",", " ").split())
 
 
 def compare_defaults(recipe: Recipe) -> CompareFlags:
@@ -298,7 +298,7 @@ def check_compare(flags: CompareFlags) -> tuple[str, ...]:
     if flags.name is not None:
         comparison_folder(flags.out, flags.name)
     named = flags.named_methods()
-    if flags.methods:
+    if flags.methods is not None:
         pick_baseline(check_methods(named), flags.baseline)
     return named
 

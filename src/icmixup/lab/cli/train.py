@@ -56,7 +56,8 @@ class TrainFlags(RecipeGroups):
             raise ValueError(
                 f"DATA is {self.data_name!r} but --dataset is {self.dataset_flag!r}; pass only one of them"
             )
-        return self.data_name or self.dataset_flag or "digits"
+        given = self.dataset_flag if self.data_name is None else self.data_name
+        return "digits" if given is None else given
 
     def run_recipe(self) -> Recipe:
         return join_groups(self, dataset=self.dataset, model=self.model, method=self.method, seed=self.seed)
