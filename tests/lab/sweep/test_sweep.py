@@ -305,7 +305,7 @@ def test_an_invalid_execution_is_rejected(given: dict[str, Any], sentence: str, 
 
 def test_without_ray_the_engine_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "find_spec", lambda _: None)
-    with pytest.raises(ValueError, match=r"pip install icmixup\[ray\]"):
+    with pytest.raises(ValueError, match=r"pip install 'icmixup\[ray\]'"):
         run_recipes(SWEEP, Execution(out=tmp_path, data_dir=tmp_path, engine="ray"))
 
 

@@ -410,7 +410,7 @@ def test_a_tracker_that_is_not_installed_says_what_to_install(
     name: str, module: str, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)  # what Python itself does with a module it cannot have
-    with pytest.raises(ValueError, match=r"is not installed; pip install icmixup\[trackers\]"):
+    with pytest.raises(ValueError, match=r"is not installed: pip install 'icmixup\[trackers\]'"):
         train(TINY, Execution(out=tmp_path, data_dir=tmp_path, dataset=digits, trackers=(name,)))
 
 

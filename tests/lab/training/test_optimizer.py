@@ -20,7 +20,7 @@ from icmixup.lab.training.loop import train
 from icmixup.lab.training.optimizer import make_optimizer, weight_groups
 from icmixup.lab.training.ranks import wrap_for_ranks
 from icmixup.lab.training.recipe import Recipe
-from icmixup.lab.training.run_folder import Run
+from icmixup.lab.training.run_folder import runs_of
 from icmixup.lab.training.step import make_learner, make_step
 
 RECIPE = Recipe(
@@ -156,7 +156,7 @@ def test_after_kill_9_a_run_with_adamw_ends_with_bit_identical_numbers(tmp_path:
             check=False,
         )
         assert done.returncode == -signal.SIGKILL, done.stderr
-        state, rejected = Run(tmp_path / "killed" / RECIPE.name, RECIPE).load(torch.device("cpu"))
+        state, rejected = next(runs_of(tmp_path / "killed", RECIPE)).load(torch.device("cpu"))
         assert state is not None
         assert rejected == {}
         assert 0 < state["epochs_done"] < RECIPE.epochs
@@ -167,7 +167,7 @@ def test_after_kill_9_a_run_with_adamw_ends_with_bit_identical_numbers(tmp_path:
             train(RECIPE, Execution(out=tmp_path / folder, data_dir=tmp_path, device="cpu"))
     finally:
         torch.set_num_threads(threads)
-    runs = [Run(tmp_path / folder / RECIPE.name, RECIPE) for folder in ("killed", "whole")]
+    runs = [next(runs_of(tmp_path / folder, RECIPE)) for folder in ("killed", "whole")]
     (killed, _), (whole, _) = (run.load(torch.device("cpu")) for run in runs)
     assert killed is not None
     assert whole is not None

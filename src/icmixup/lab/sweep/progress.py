@@ -43,9 +43,9 @@ class Display:
         finished: Collection[Recipe] = (),
         seconds_each: float | None = None,
         title: Callable[[Recipe], str] = short_title,
-        quiet_seconds: float = QUIET_SECONDS,
+        quiet_seconds: float | None = None,
     ) -> None:
-        self.quiet = quiet_seconds
+        self.quiet = QUIET_SECONDS if quiet_seconds is None else quiet_seconds
         self.recipes = {recipe.key: recipe for recipe in recipes}
         self.work = {recipe.key: 0.0 if recipe in finished else work(recipe) for recipe in recipes}
         self.done = dict.fromkeys(self.work, 0.0)  # share of each run
