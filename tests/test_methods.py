@@ -481,6 +481,7 @@ BAD_ROWS: dict[str, tuple[str, dict[str, Any]]] = {
         {"axes": AXES, "temperature": math.inf},
     ),
     "prob": (r"prob must be the probability .* got 1.5", {"prob": 1.5}),
+    "prob true": (r"prob must be the probability .* got True", {"prob": True}),
     "prob nan": (r"prob must be the probability .* got nan", {"prob": math.nan}),
     "switch_prob": (r"switch_prob must be .* got -0.1", {"draw": "either", "switch_prob": -0.1}),
     "kappa": (r"kappa must be at least 1.* got 0.9", {"draw": "remix", "kappa": 0.9}),
