@@ -74,6 +74,10 @@ def mark_formulas(lines: list[str]) -> list[str]:
 def link_to_source(_app: object, docname: str, source: list[str]) -> None:
     """Links to files outside docs/ lead to the repository: they are not pages of the site."""
     folder = (DOCS / docname).parent
+    if docname == "changelog":
+        # Its links start from the root of the repository.
+        text = re.sub(r"\]\((?!https?://|#|docs/)", "](../", (ROOT / "CHANGELOG.md").read_text())
+        source[0] = text.replace("](docs/", "](")
 
     def repository_link(found: re.Match[str]) -> str:
         target = (folder / found[1]).resolve()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,7 @@ import icmixup as icm
 
 
 def main() -> None:
+    warnings.simplefilter("error")  # torch itself warns, on import, that NumPy is missing
     place = Path(icm.__file__).resolve()
     assert place.is_relative_to(Path(sys.prefix).resolve()), f"{place} is not the installed package"
     assert (place.parent / "py.typed").exists()

@@ -159,9 +159,8 @@ def test_an_interrupted_run_keeps_its_last_epoch_and_resumes_to_the_same_bits(
     resumed = train(RECIPE, cut)
     whole = train(RECIPE, dataclasses.replace(cut, out=tmp_path / "whole"))
     assert (resumed["loss"], resumed["nll"]) == (whole["loss"], whole["nll"])
-    weights = [
-        Run(tmp_path / name / RECIPE.name, RECIPE).load(torch.device("cpu"))[0] for name in ("cut", "whole")
-    ]
+    runs = [find_only_run(tmp_path / name) for name in ("cut", "whole")]
+    weights = [run.load(torch.device("cpu"))[0] for run in runs]
     assert weights[0] is not None
     assert weights[1] is not None
     assert all(torch.equal(value, weights[1]["model"][name]) for name, value in weights[0]["model"].items())

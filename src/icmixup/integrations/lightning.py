@@ -78,17 +78,11 @@ class MixupMixin:
             )
         strategy = self.trainer.strategy  # type: ignore[attr-defined]
         check_strategy(strategy)
-        scaler, values = getattr(strategy.precision_plugin, "scaler", None), []
-
-        def scaled(scores: Tensor) -> Tensor:
-            value = loss(scores)
-            values.append(value.detach())
-            return value if scaler is None else scaler.scale(value)
-
-        cached_backward(self, inputs, scaled, part_size)  # type: ignore[arg-type]
+        scaler = getattr(strategy.precision_plugin, "scaler", None)
+        value = cached_backward(self, inputs, loss, part_size, scaler=scaler)  # type: ignore[arg-type]
         if strategy.world_size > 1:
             average_gradients(self)  # type: ignore[arg-type]
-        return values[0]
+        return value
 
 
 def check_strategy(strategy: Any) -> None:

@@ -75,7 +75,7 @@ class MixupTrainerMixin:
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         if not model.training or return_outputs:
-            check_integers(inputs.get("labels"))
+            check_integer_labels(inputs.get("labels"))
             return super().compute_loss(model, inputs, return_outputs)  # type: ignore[misc]
         inputs = dict(inputs)
         labels = inputs.pop("labels", None)
@@ -95,7 +95,7 @@ class MixupTrainerMixin:
         )
 
 
-def check_integers(labels: Tensor | None) -> None:
+def check_integer_labels(labels: Tensor | None) -> None:
     """Refuse soft targets in evaluation: the model would take them for multi-label classification."""
     if labels is not None and labels.is_floating_point():
         raise ValueError(

@@ -212,7 +212,7 @@ def test_a_run_is_analysed_with_the_weights_it_was_tested_with(folders: list[Pat
 
 
 def analyse(*args: object) -> int:
-    return run_analyse(parse(["analyse", *map(str, args)], "quick", "paper"))
+    return run_analyse(parse(["analyse", *map(str, args)], "quick"))
 
 
 def test_the_command_writes_files_and_prints_a_row_per_line(

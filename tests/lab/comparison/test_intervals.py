@@ -12,7 +12,7 @@ from icmixup.lab.comparison.compare import compare, read_comparison, read_correc
 from icmixup.lab.comparison.statistics import paired_difference, take_look
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import load_recipe_data
-from icmixup.lab.training.predictions import FILE_NAME, read_predictions, write_predictions
+from icmixup.lab.training.predictions import PREDICTIONS_FILE, read_predictions, write_predictions
 from icmixup.lab.training.recipe import QUICK
 from icmixup.lab.training.run_folder import Row
 
@@ -71,10 +71,10 @@ def test_missing_or_other_predictions_leave_intervals_for_seeds(execution: Execu
     try:
         write_predictions(folder, kept._replace(labels=np.roll(kept.labels, 1)))
         assert read_correct(rows, execution.out) == (None, "runs were tested on different images")
-        (folder / FILE_NAME).write_bytes(b"damaged")
+        (folder / PREDICTIONS_FILE).write_bytes(b"damaged")
         correct, reason = read_correct(rows, execution.out)
         assert correct is None
-        assert str(folder / FILE_NAME) in reason
+        assert str(folder / PREDICTIONS_FILE) in reason
     finally:
         write_predictions(folder, kept)
     without_folder = [{name: value for name, value in row.items() if name != "folder"} for row in rows]

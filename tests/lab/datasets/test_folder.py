@@ -118,9 +118,10 @@ def test_grey_one_bit_and_sixteen_bit_files_keep_their_brightness(tmp_path: Path
     ("sizes", "image_size", "expected"),
     [
         ([(12, 12), (12, 12)], None, 12),
-        ([(12, 12), (13, 13)], None, 32),
-        ([(80, 80), (80, 80)], None, 32),
-        ([(12, 20), (12, 20)], None, 32),
+        ([(12, 12), (13, 13)], None, 12),
+        ([(80, 80), (80, 80)], None, 64),
+        ([(300, 200), (200, 300)], None, 224 if torch.cuda.is_available() else 96),
+        ([(12, 20), (12, 20)], None, 12),
         ([(300, 200), (9, 7)], 24, 24),
     ],
 )

@@ -166,3 +166,11 @@ def test_too_few_classes_or_channels_are_refused(num_classes: int, channels: int
     expected = "channels must be at least 1, got 0" if channels == 0 else f"at least 2, got {num_classes}"
     with pytest.raises(ValueError, match=expected):
         build_model("small-cnn", num_classes, channels=channels, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"), [("resnet18", 11_173_962), ("resnet34", 21_282_122), ("resnet50", 23_520_842)]
+)
+def test_our_resnets_have_as_many_weights_as_those_of_pytorch_cifar(name: str, weights: int) -> None:
+    model = build_model(name, 10, seed=0)
+    assert sum(parameter.numel() for parameter in model.parameters()) == weights

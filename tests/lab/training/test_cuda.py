@@ -11,9 +11,12 @@ from torch import distributed as dist
 
 from icmixup import METHODS
 from icmixup.distributed import Ranks, _GatherRows
-from icmixup.lab.datasets import Dataset, Split
+from icmixup.lab.datasets import Dataset, Photos, Split
+from icmixup.lab.datasets import photos as photos_module
+from icmixup.lab.datasets.photos import Store
 from icmixup.lab.sweep import run_recipes
 from icmixup.lab.training.execution import Execution
+from icmixup.lab.training.feed import make_feed
 from icmixup.lab.training.loop import Session
 from icmixup.lab.training.ranks import wrap_for_ranks
 from icmixup.lab.training.recipe import Recipe
@@ -105,6 +108,62 @@ def test_a_run_leaves_no_more_on_the_gpu_than_the_one_before(compiled, tmp_path)
     assert left[2:] == left[1:3]
 
 
+FINETUNING = {"optimizer": "adamw", "weight_decay": 0.05, "decay_norms": False, "clip_norm": 1.0}
+
+
+@pytest.mark.parametrize("method", ["erm", "mixup", "ic-mixup", "ic-regmixup"])
+def test_captured_adamw_steps_give_the_losses_of_eager_ones(method, data, tmp_path):
+    fields = {"method": method, "lr": 1e-3, "schedule": "cosine", "warmup_fraction": 0.3, **FINETUNING}
+    captured = epoch_losses(data, tmp_path, **fields)
+    eager = epoch_losses(data, tmp_path, graph=False, **fields)
+    torch.testing.assert_close(captured, eager, rtol=2e-4, atol=2e-4)
+    assert captured[-1].mean() < captured[0].mean()
+
+
+def trained_weights(data, tmp_path, **fields):
+    """Weights and state of the optimizer after one epoch."""
+    recipe = Recipe(dataset="made", model="small-cnn", batch_size=32, epochs=2, precision="float32", **fields)
+    session = Session(Run(tmp_path, recipe), data, make_learner(recipe, data, wrap_for_ranks), None)
+    run_epoch = session.make_epoch(0)
+    for number in range(2):
+        session.fill(number)
+        run_epoch()
+    return [tensor.clone() for tensor in session.learner.tensors()]
+
+
+def test_a_captured_adamw_step_leaves_the_weights_and_moments_of_an_eager_one(data, tmp_path):
+    fields = {"method": "ic-mixup", "lr": 1e-3, "schedule": "cosine", "ema": 0.9, **FINETUNING}
+    captured, eager = (trained_weights(data, tmp_path, graph=graph, **fields) for graph in (True, False))
+    for one, other in zip(captured, eager, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-4)
+    steps = [tensor for tensor in captured if tensor.dim() == 0 and tensor.is_floating_point()]
+    assert {float(step) for step in steps} == {10.0}  # two epochs of five steps: the warm-up was undone
+
+
+def test_a_captured_step_follows_the_schedule_in_every_group(data, tmp_path):
+    recipe = Recipe(
+        dataset="made", model="small-cnn", batch_size=32, epochs=2, lr=1e-3, schedule="cosine", **FINETUNING
+    )
+    session = Session(Run(tmp_path, recipe), data, make_learner(recipe, data, wrap_for_ranks), None)
+    session.learner.lr_scales.copy_(torch.tensor([1.0, 0.25]))
+    run_epoch = session.make_epoch(0)
+    for number in range(2):
+        session.fill(number)
+        run_epoch()
+        expected = session.epoch.lrs[-1] * session.learner.lr_scales
+        torch.testing.assert_close(session.learner.lrs, expected)
+
+
+def test_a_head_on_features_is_captured_too(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(150, 20, generator=generator)
+    split = Split(features, torch.randint(C, (150,), generator=generator))
+    made = Dataset("made.npz", split, split, tuple(map(str, range(C))), (), ()).to(torch.device("cuda"))
+    fields = {"method": "ic-mixup", "lr": 1e-3, "train": "head", **FINETUNING}
+    captured, eager = (epoch_losses(made, tmp_path, graph=graph, **fields) for graph in (True, False))
+    torch.testing.assert_close(captured, eager, rtol=2e-4, atol=2e-4)
+
+
 def test_steps_of_two_epochs_draw_differently(data, tmp_path):
     losses = epoch_losses(data, tmp_path, epochs=2, method="ic-mixup", lr=1e-12, rotation=0.0, padding=0)
     assert (losses[0] != losses[1]).all()
@@ -122,3 +181,45 @@ def test_rows_gathered_over_nccl_are_the_rows_and_so_are_their_gradients(tmp_pat
         dist.destroy_process_group()
     torch.testing.assert_close(gathered, rows)
     torch.testing.assert_close(rows.grad, torch.arange(15.0, device="cuda").view(5, 3))
+
+
+# Photos
+
+
+@pytest.fixture(scope="module")
+def photos() -> Dataset:
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.randint(72, 120, (70, 2), generator=generator)
+    pixels = torch.randint(256, (int(sizes.prod(dim=1).sum()), 3), generator=generator, dtype=torch.uint8)
+    split = Split(Photos(Store(pixels, sizes), torch.arange(70), 64), torch.arange(70) % C)
+    names = tuple(map(str, range(C)))
+    return Dataset("made", split, split, names, (0.5,) * 3, (0.25,) * 3)
+
+
+AUGMENTED = {"random_resized_crop": 0.2, "trivial": True, "colour_jitter": 0.4, "erasing": 0.5}
+
+
+@pytest.mark.parametrize("share", [0.3, 0.0], ids=["on the GPU", "on the host"])
+def test_captured_steps_on_photos_give_the_losses_of_eager_ones(share, photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(photos_module, "DEVICE_SHARE", share)
+    photos.train.images.store.copies.clear()
+    data = photos.to("cuda")
+    captured = epoch_losses(data, tmp_path, method="ic-mixup", lr=0.01, **AUGMENTED)
+    eager = epoch_losses(data, tmp_path, method="ic-mixup", lr=0.01, graph=False, **AUGMENTED)
+    assert (photos.train.images.store.on(torch.device("cuda")) is None) == (share == 0)
+    torch.testing.assert_close(captured, eager, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.0], ids=["on the GPU", "on the host"])
+def test_batches_of_photos_on_a_gpu_are_those_of_a_cpu(share, photos, monkeypatch):
+    monkeypatch.setattr(photos_module, "DEVICE_SHARE", share)
+    photos.train.images.store.copies.clear()
+    recipe = Recipe(dataset="made", batch_size=32, random_resized_crop=0.2, rotation=10.0)
+    here, there = make_feed(recipe, photos.train), make_feed(recipe, photos.to("cuda").train)
+    for feed in (here, there):
+        feed.fill(1)
+    for step in range(3):
+        one, two = here.batch(step)[0], there.batch(step)[0].cpu()
+        assert (one.int() - two.int()).abs().max() <= 1  # the two ways of resizing round differently
+        assert torch.equal(here.batch(step)[1], there.batch(step)[1].cpu())
+    assert torch.equal(photos.test.square(), photos.to("cuda").test.square().cpu())

@@ -25,7 +25,7 @@ from icmixup.lab.training import identity
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.identity import Identity, identify, run_key
 from icmixup.lab.training.loop import load_recipe_data, train
-from icmixup.lab.training.predictions import FILE_NAME, read_predictions
+from icmixup.lab.training.predictions import PREDICTIONS_FILE, read_predictions
 from icmixup.lab.training.recipe import QUICK, Recipe
 from icmixup.lab.training.run_folder import locate_run, open_run, read_identity, runs_of
 
@@ -311,7 +311,7 @@ def test_fresh_deletes_only_the_run_on_the_present_images(here: Path) -> None:
 def test_a_run_with_damaged_predictions_is_named_and_evaluated_again_from_its_checkpoint(here: Path) -> None:
     (run,) = runs_of(here / "runs", TINY)
     before, scores = run.result(), read_predictions(run.folder).scores
-    (run.folder / FILE_NAME).write_bytes(b"damaged")
+    (run.folder / PREDICTIONS_FILE).write_bytes(b"damaged")
     with pytest.warns(UserWarning, match=r"predictions.npz is damaged .* is evaluated again"):
         (row,) = run_recipes([TINY], execution())
     assert row == before

@@ -14,7 +14,7 @@ from icmixup.lab.training.evaluate import evaluate, split_scores
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import train
 from icmixup.lab.training.predictions import (
-    FILE_NAME,
+    PREDICTIONS_FILE,
     Predictions,
     make_predictions,
     read_predictions,
@@ -51,7 +51,7 @@ def test_predictions_come_back_as_they_were_written(tmp_path: Path) -> None:
 
 def test_numpy_reads_the_file_without_pickle(tmp_path: Path) -> None:
     write_predictions(tmp_path, make_predictions(*made(), (), NAMES))
-    with np.load(tmp_path / FILE_NAME, allow_pickle=False) as stored:
+    with np.load(tmp_path / PREDICTIONS_FILE, allow_pickle=False) as stored:
         assert {name: stored[name].dtype.kind for name in stored.files} == {
             "scores": "f",
             "labels": "i",
@@ -109,10 +109,10 @@ def damaged_files() -> dict[str, Predictions | bytes]:
 def test_a_damaged_file_is_named(kind: str, tmp_path: Path) -> None:
     content = damaged_files()[kind]
     if isinstance(content, bytes):
-        (tmp_path / FILE_NAME).write_bytes(content)
+        (tmp_path / PREDICTIONS_FILE).write_bytes(content)
     else:
         write_predictions(tmp_path, content)
-    with pytest.raises(ValueError, match=rf"{FILE_NAME} is damaged \(.*evaluate its checkpoint"):
+    with pytest.raises(ValueError, match=rf"{PREDICTIONS_FILE} is damaged \(.*evaluate its checkpoint"):
         read_predictions(tmp_path)
 
 
@@ -127,7 +127,7 @@ def test_a_file_cut_short_anywhere_is_named(tmp_path: Path) -> None:
 
 def test_a_pickle_in_the_file_is_not_executed(tmp_path: Path) -> None:
     trap = np.array([{"a": 1}], dtype=object)
-    np.savez(tmp_path / FILE_NAME, scores=trap, labels=trap, file_names=trap, class_names=trap)
+    np.savez(tmp_path / PREDICTIONS_FILE, scores=trap, labels=trap, file_names=trap, class_names=trap)
     with pytest.raises(ValueError, match="is damaged"):
         read_predictions(tmp_path)
 

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from icmixup import METHODS
-from icmixup.lab.training.recipe import RECIPES, Recipe, read_recipe
+from icmixup.lab.training.recipe import (
+    FINETUNE,
+    FIRST_FIELDS,
+    RECIPES,
+    Recipe,
+    learning_rate,
+    lengthen,
+    read_recipe,
+)
 
 # A value for every field that is not its default.
 OTHERS: dict[str, Any] = {
@@ -23,17 +31,26 @@ OTHERS: dict[str, Any] = {
     "data_seed": 1,
     "split": 0,
     "image_size": 32,
+    "weights": "lite0.safetensors",
+    "weights_digest": "2d3c884243",
+    "train": "head",
     "epochs": 100,
+    "min_steps": 1000,
     "batch_size": 64,
     "drop_last": True,
+    "optimizer": "adamw",
     "lr": 0.2,
+    "lr_batch": 128,
+    "layer_decay": 0.75,
     "schedule": "cosine",
     "lr_drops": (30, 60),
     "lr_factor": 0.1,
     "warmup_epochs": 5,
+    "warmup_fraction": 0.1,
     "momentum": 0.8,
     "nesterov": True,
     "weight_decay": 1e-4,
+    "decay_norms": False,
     "clip_norm": 1.0,
     "ema": 0.999,
     "padding": 2,
@@ -174,3 +191,63 @@ def test_a_wrong_value_is_named_with_a_way_out(fields: dict[str, Any], words: st
 def test_a_recipe_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Recipe().lr = 1.0  # type: ignore[misc]
+
+
+# Computed with version 0.1.0.
+FIRST_KEYS = {
+    "b53201ccfc": Recipe(),
+    "532976cb5f": RECIPES["strong"],
+    "9c1e8f9781": RECIPES["quick"],
+    "c0f645c580": Recipe(
+        dataset="digits",
+        model="small-cnn",
+        lr_drops=(3, 5),
+        epochs=9,
+        negatives=("pairs", "classes"),
+        ema=0.9,
+        seed=4,
+    ),
+}
+
+
+@pytest.mark.parametrize("key", FIRST_KEYS)
+def test_recipes_of_0_1_0_keep_their_keys_although_fields_were_added(key: str) -> None:
+    assert FIRST_KEYS[key].key == key
+    assert set(FIRST_FIELDS) < {field.name for field in dataclasses.fields(Recipe)}
+
+
+def test_a_recipe_that_was_written_before_fields_were_added_is_read_with_their_defaults() -> None:
+    old = {name: value for name, value in Recipe(seed=3).fields().items() if name in FIRST_FIELDS}
+    assert read_recipe(old) == Recipe(seed=3)
+
+
+@pytest.mark.parametrize(("batch_size", "factor"), [(128, 1.0), (32, 0.5), (512, 2.0)])
+def test_the_learning_rate_is_scaled_by_the_square_root_of_the_batch(batch_size: int, factor: float) -> None:
+    recipe = dataclasses.replace(FINETUNE, batch_size=batch_size, epochs=20)
+    assert learning_rate(recipe, 2.0) == pytest.approx(2e-4 * factor)  # the end of 10 % warm-up
+    assert learning_rate(recipe, 1.0) == pytest.approx(1e-4 * factor)
+    assert learning_rate(recipe, 11.0) == pytest.approx(1e-4 * factor)  # the middle of the cosine
+
+
+@pytest.mark.parametrize(("images", "epochs"), [(1500, 84), (20_000, 20), (128, 1000)])
+def test_finetune_trains_twenty_epochs_or_a_thousand_steps(images: int, epochs: int) -> None:
+    longer = lengthen(FINETUNE, images)
+    assert longer.epochs == epochs
+    assert longer.min_steps == 0
+    assert longer.epochs * -(-images // 128) >= 1000
+    assert lengthen(longer, images) == longer
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"optimizer": "adam"}, "optimizer .*'adam'"),
+        ({"train": "body"}, "train .*'body'"),
+        ({"layer_decay": 0.0}, "layer_decay must be"),
+        ({"warmup_fraction": 1.5}, "warmup_fraction must be"),
+        ({"lr_batch": 0}, "lr_batch must be"),
+    ],
+)
+def test_a_wrong_value_of_fine_tuning_is_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Recipe(**fields)

@@ -64,6 +64,27 @@ def test_an_exported_file_predicts_what_the_run_predicts_without_its_folder(root
     assert about["fingerprint"] == data.fingerprint
 
 
+def test_the_documented_lines_run(
+    root: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "usage.md").read_text()
+    predictions, network = (block.split("```")[0] for block in page.split("```py\n")[1:])
+    monkeypatch.chdir(tmp_path)
+    export_run(run, tmp_path / "model.safetensors")
+    shutil.copy(root / "photos" / "dark" / "0.png", tmp_path / "photo.jpg")
+    shutil.copytree(run, tmp_path / "runs" / "RUN")
+    exec(predictions.replace("np.load", "load"), {"load": load_arrays})
+    exec(network, {})
+    assert len(network.strip().splitlines()) == 3
+    assert "class_name='dark'" in capsys.readouterr().out
+
+
+def load_arrays(path: str) -> dict[str, object]:
+    """numpy.load, without leaving the file open."""
+    with np.load(path) as stored:
+        return dict(stored)
+
+
 def test_predict_writes_a_csv_of_file_class_and_probability(
     root: Path, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,7 +37,7 @@ from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Row, Run, write_atomically
 from icmixup.lab.training.step import to_device
 from icmixup.lab.training.stored import read_run_names
-from icmixup.lab.training.trained import find_run, load_weights
+from icmixup.lab.training.trained import find_run, load_run_weights
 
 LAMS = tuple(step / 10 for step in range(11))
 
@@ -72,6 +72,10 @@ def analyse_runs(
         seed, provenance of the run, image_seed ("first" or a number), and the fields of Point.
     """
     runs = [find_run(folder) for folder in expand_comparisons(folders)]
+    if heads := [run.folder for run in runs if run.recipe.train == "head"]:
+        raise ValueError(
+            f"{heads[0]} trained a head on features, and the analysis needs images; use --train all"
+        )
     load = remember_data(Execution(out=Path(), data_dir=data_dir))
     rows: list[Row] = []
     for run, line in zip(runs, line_names([run.recipe for run in runs]), strict=True):
@@ -152,10 +156,17 @@ def load_model(run: Run, data: Dataset, device: torch.device) -> nn.Module:
     """The network with the weights that the run was tested with: averaged weights if the recipe sets ema."""
     recipe, channels = run.recipe, data.test.images.shape[1]
     model = to_device(
-        build_model(recipe.model, data.num_classes, channels=channels, seed=recipe.seed), device
+        build_model(
+            recipe.model,
+            data.num_classes,
+            channels=channels,
+            seed=recipe.seed,
+            image_size=data.test.images.shape[-1],
+        ),
+        device,
     )
     try:
-        return load_weights(run, model)
+        return load_run_weights(run, model)
     except (RuntimeError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"the weights in {run.folder} do not fit {recipe.model} with the {data.num_classes} classes of "
@@ -170,7 +181,7 @@ def chosen_images(data: Dataset, image_seed: int | None, device: torch.device) -
         raise ValueError(
             f"the test set of {data.name} has images of {len(split)} class; pairs need at least 2"
         )
-    return normalise(split.images, torch.tensor(data.mean), torch.tensor(data.std)), split.labels
+    return normalise(split.square(), torch.tensor(data.mean), torch.tensor(data.std)), split.labels
 
 
 def choose_rows(split: Split, image_seed: int | None) -> Tensor:

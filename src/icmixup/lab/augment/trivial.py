@@ -47,13 +47,17 @@ def draw_operations(count: int, generator: torch.Generator) -> DrawnOperations:
 
 
 def apply_operations(images: Tensor, drawn: DrawnOperations) -> Tensor:
-    """Apply its operation to each image: (N, channels, H, W) uint8 in and out, channels 1 or 3."""
+    """Apply its operation to each image: (N, channels, H, W) uint8 in and out, channels 1 or 3.
+
+    With `drawn` on the CPU, images on a GPU are changed without waiting for the GPU.
+    """
     result = torch.empty_like(images)
     sizes = torch.bincount(drawn.operation, minlength=len(OPERATIONS)).tolist()
-    groups = torch.split(drawn.operation.argsort(stable=True), sizes)
-    for rows, operate in zip(groups, OPERATIONS.values(), strict=True):
+    order = drawn.operation.argsort(stable=True).to(images.device, non_blocking=True)
+    strength = drawn.strength.to(images.device, non_blocking=True)
+    for rows, operate in zip(torch.split(order, sizes), OPERATIONS.values(), strict=True):
         if len(rows):
-            result[rows] = operate(images[rows], drawn.strength[rows])
+            result[rows] = operate(images[rows], strength[rows])
     return result
 
 
@@ -96,6 +100,14 @@ def _blend(degenerate: Tensor, images: Tensor, strength: Tensor) -> Tensor:
     return (
         torch.lerp(degenerate.float().expand_as(images), images.float(), factor).clamp(0, 255).to(torch.uint8)
     )
+
+
+def grey_image(values: Tensor) -> Tensor:
+    """(N, 1, H, W) luma by ITU-R 601 of float images."""
+    if values.shape[1] == 1:
+        return values
+    red, green, blue = values.unbind(1)
+    return (0.299 * red + 0.587 * green + 0.114 * blue)[:, None]
 
 
 def _grey(images: Tensor) -> Tensor:

@@ -109,12 +109,14 @@ def run_command(args: Sequence[str]) -> int:
         hint = f"did you mean {similar[0]}? " if similar else ""
         raise ValueError(f"unknown command {args[0]!r}; {hint}the commands are {', '.join(COMMANDS)}")
     from icmixup.lab.cli import analyse, compare, data, export, paper, predict, train
+    from icmixup.lab.cli.pretrained import recipe_for
     from icmixup.lab.cli.shared import default_recipe, requested_recipe
 
     name = requested_recipe(args)
     flags = parse(args or ["--help"], name or "quick")
     if isinstance(flags, compare.CompareFlags | train.TrainFlags):
-        recipe = name or default_recipe(flags.dataset, flags.where.device)
+        recipe = name or recipe_for(flags.dataset, flags.pretrained)
+        recipe = recipe or default_recipe(flags.dataset, flags.where.device)
         if recipe != (name or "quick"):  # parsed again with the defaults of that recipe
             flags = parse(args, recipe)
         if isinstance(flags, compare.CompareFlags):
@@ -135,6 +137,7 @@ def parse(args: Sequence[str], recipe: str) -> Any:
     from tyro import conf
 
     from icmixup.lab.cli import analyse, compare, data, export, paper, predict, train
+    from icmixup.lab.cli.pretrained import start_recipe
 
     def command(kind: type, module: Any, default: Any = None) -> Any:
         name = module.__name__.rpartition(".")[2]
@@ -143,8 +146,8 @@ def parse(args: Sequence[str], recipe: str) -> Any:
         return Annotated[kind, conf.subcommand(name=name, description=text, **given)]
 
     commands = (
-        command(compare.CompareFlags, compare, compare.compare_defaults(recipe))
-        | command(train.TrainFlags, train, train.train_defaults(recipe))
+        command(compare.CompareFlags, compare, compare.compare_defaults(start_recipe(recipe, args)))
+        | command(train.TrainFlags, train, train.train_defaults(start_recipe(recipe, args)))
         | command(predict.PredictFlags, predict)
         | command(export.ExportFlags, export)
         | command(paper.PaperFlags, paper)

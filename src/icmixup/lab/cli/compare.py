@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tyro import conf
 
+from icmixup.lab.cli.pretrained import LINEAR, prepare_data, resolve_recipe
 from icmixup.lab.cli.shared import (
     Concurrency,
     RecipeGroups,
@@ -20,7 +21,7 @@ from icmixup.lab.cli.shared import (
     make_execution,
 )
 from icmixup.lab.cli.terminal import count, is_first_rank, print_note, stderr_console
-from icmixup.lab.training.recipe import RECIPES, Recipe
+from icmixup.lab.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from icmixup.lab.comparison.compare import Comparison
@@ -41,7 +42,10 @@ matrix for each method and confused_pairs.csv; runs are shared between compariso
   icmixup compare path/to/images --budget 30m                  as many epochs as fit into half an hour
   icmixup compare cifar100 --fraction 0.1 --methods erm mixup ic-mixup --seeds 5
   icmixup compare cifar10 --recipe paper --baseline erm        the paper's recipe, differences to ERM
-  icmixup compare digits --seeds auto --max-seeds 8            as many seeds as it takes to find the best"""
+  icmixup compare digits --seeds auto --max-seeds 8            as many seeds as it takes to find the best
+  icmixup compare path/to/photos --model resnet50.a1_in1k --weights pretrained        fine-tune
+  icmixup compare path/to/photos --model resnet50.a1_in1k --weights pretrained --train head
+  icmixup compare features.npz                                 a linear head on features, in seconds"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +53,7 @@ class CompareFlags(RecipeGroups):
     """Train several methods with several seeds on the same images, and report which one helps."""
 
     dataset: conf.Positional[str] = "digits"
-    """digits, cifar10, cifar100, cifair10, cifair100, a folder of images, or hf:owner/name."""
+    """digits, cifar10, cifar100, cifair10, cifair100, a folder of images, hf:owner/name, or features.npz."""
     methods: tuple[str, ...] = ()
     """Methods to compare, separated by spaces or commas; by default a selection for balanced or for
     long-tailed classes."""
@@ -66,10 +70,11 @@ class CompareFlags(RecipeGroups):
     """Time for all runs together, for example 90s, 5m or 1h30m: sets the number of epochs that fit. With
     --seeds auto it limits the number of seeds instead, and epochs stay as they are."""
     recipe: RecipeName | None = None
-    """Starting point that other flags modify: the paper's recipe, a strong recipe of today, or a quick one
-    for a laptop and tiny images. By default quick for digits or without a GPU, otherwise strong."""
+    """Starting point that other flags modify: the paper's recipe, a strong recipe of today, a quick one for a
+    laptop and tiny images, finetune for pretrained weights, or head for a linear head on features. By default
+    finetune with --weights, head with --train head, quick for digits or without a GPU, otherwise strong."""
     model: str = "resnet34"
-    """resnet18, resnet34, resnet50, resnet32, wrn16-8, small-cnn, or any timm model name."""
+    """resnet18, resnet34, resnet50, resnet32, wrn16-8, small-cnn, any timm model, or local-dir:FOLDER."""
     seed: int = 0
     """First seed; a seed determines initial weights, order of images, augmentation and mixing."""
     out: Path = Path("runs")
@@ -97,12 +102,12 @@ class CompareFlags(RecipeGroups):
         return tuple(name for text in self.methods for name in text.replace(",", " ").split())
 
 
-def compare_defaults(recipe: str) -> CompareFlags:
-    """The flags with the values of a named recipe as defaults."""
-    return CompareFlags(model=RECIPES[recipe].model, **groups_of(RECIPES[recipe]))
+def compare_defaults(recipe: Recipe) -> CompareFlags:
+    """The flags with the values of a recipe as defaults."""
+    return CompareFlags(model=recipe.model, **groups_of(recipe))
 
 
-class Plan(NamedTuple):
+class ComparisonPlan(NamedTuple):
     """What is compared, once the data is known."""
 
     recipe: Recipe
@@ -124,7 +129,7 @@ def run_compare(flags: CompareFlags, recipe_name: str) -> int:
     )
     from icmixup.lab.sweep import delete_runs, describe_reuse, find_finished
 
-    plan = make_plan(flags, named)
+    plan = make_plan(flags, named, recipe_name)
     recipe, methods, seeds, baseline, execution, _, data = plan
     recipes = comparison_recipes(recipe, methods, seeds)
     named_seeds = ("auto", *seeds) if flags.seeds == "auto" else seeds
@@ -142,31 +147,40 @@ def run_compare(flags: CompareFlags, recipe_name: str) -> int:
     return report(comparison, folder, flags.out, data.class_counts.tolist())
 
 
-def make_plan(flags: CompareFlags, named: tuple[str, ...]) -> Plan:
+def make_plan(flags: CompareFlags, named: tuple[str, ...], recipe_name: str) -> ComparisonPlan:
     """Load the data, and choose what depends on it."""
-    from icmixup.lab.cli.data import load_data
+    from icmixup.lab.cli.data import load_data, settle_image_size
     from icmixup.lab.comparison.compare import default_methods, pick_baseline
     from icmixup.lab.models import find_builder
     from icmixup.lab.sweep.local import count_workers
+    from icmixup.lab.training.features import check_feature_methods
     from icmixup.lab.training.loop import check_sizes
     from icmixup.lab.training.ranks import pick_device
 
-    recipe, execution = flags.shared_recipe(), flags.execution()
+    recipe, execution = resolve_recipe(flags.shared_recipe(), recipe_name), flags.execution()
     seeds = flags.seed_range()
     pick_device(execution.device)  # before anything is loaded
-    find_builder(recipe.model)  # a mistyped name is reported before the data is read
+    if recipe.model != LINEAR:
+        find_builder(recipe.model)  # a mistyped name is reported before the data is read
+    recipe = settle_image_size(recipe, execution.data_dir, execution.device)
+    if recipe.train == "head":
+        check_feature_methods(named)
+        # Runs of seconds on small matrices: more processes or threads would cost more than they gain.
+        workers = 1 if execution.workers is None else execution.workers
+        execution = dataclasses.replace(execution, workers=workers, threads=1)
     data = load_data(recipe, execution.data_dir)
     check_sizes(recipe, data)
-    methods = named or default_methods(data.class_counts)
+    recipe, data = prepare_data(recipe, data, execution)
+    methods = named or default_methods(data.class_counts, features=data.is_features)
     concurrent = count_workers(len(methods) * len(seeds), execution.device, execution.workers)
     execution = dataclasses.replace(execution, dataset=data)
     if flags.budget is not None and flags.seeds != "auto":
         recipe = fit_budget(recipe, methods, flags, dataclasses.replace(execution, concurrent=concurrent))
     baseline = pick_baseline(methods, flags.baseline)
-    return Plan(recipe, methods, seeds, baseline, execution, concurrent, data)
+    return ComparisonPlan(recipe, methods, seeds, baseline, execution, concurrent, data)
 
 
-def make_overview(plan: Plan, recipe_name: str, runs: int, flags: CompareFlags) -> Overview:
+def make_overview(plan: ComparisonPlan, recipe_name: str, runs: int, flags: CompareFlags) -> Overview:
     """What is compared, with the time that the remaining runs will take."""
     from icmixup.lab.comparison.overview import describe_comparison
     from icmixup.lab.sweep.budget import parse_budget
@@ -259,7 +273,7 @@ def fit_budget(recipe: Recipe, methods: Sequence[str], flags: CompareFlags, exec
     print_note(f"measuring the time of an epoch, for a budget of {flags.budget}")
     seconds = parse_budget(flags.budget)
     epochs = plan_epochs(recipe, methods, flags.seeds, seconds, execution, remeasure=flags.where.fresh)
-    return dataclasses.replace(recipe, epochs=epochs)
+    return dataclasses.replace(recipe, epochs=epochs, min_steps=0)
 
 
 def check_compare(flags: CompareFlags) -> tuple[str, ...]:

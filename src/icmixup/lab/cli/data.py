@@ -1,8 +1,9 @@
-"""icmixup data: list datasets, download one, or check one; and loading with warnings for the other
-commands."""
+"""icmixup data: list datasets, download one, check one, or clear the cache; and loading with warnings for
+the other commands."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from tyro import conf
 
 from icmixup._install import install_hint
+from icmixup.lab.cli.pretrained import is_features
 from icmixup.lab.cli.shared import Flag, data_folder
 from icmixup.lab.cli.terminal import count, is_first_rank, print_note, print_rows
 
@@ -20,26 +22,33 @@ if TYPE_CHECKING:
     from icmixup.lab.datasets import Dataset
     from icmixup.lab.training.recipe import Recipe
 
-SUMMARY = "List datasets, download one, or check one."
+SUMMARY = "List datasets, download one, check one, or show and clear the cache of decoded photos."
 HELP = f"""{SUMMARY}
 
   icmixup data list
   icmixup data get cifar100
-  icmixup data check path/to/images"""
+  icmixup data check path/to/images
+  icmixup data cache --clear
+
+Photos larger than 64 pixels are decoded once and kept in the folder cache of --data-dir. The environment
+variable ICMIXUP_CACHE sets another folder, and ICMIXUP_CACHE_GB its largest size (50 by default): the least
+recently used photos are deleted first."""
 
 SHORT_BATCH = 0.25  # of the batch size: an incomplete last batch below that is worth a warning
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataFlags:
-    """List datasets, download one, or check one."""
+    """List datasets, download one, check one, or show and clear the cache of decoded photos."""
 
-    action: conf.Positional[Literal["list", "get", "check"]]
-    """List all datasets, get one, or check one."""
+    action: conf.Positional[Literal["list", "get", "check", "cache"]]
+    """List all datasets, get one, check one, or show the cache of decoded photos."""
     name: conf.Positional[str | None] = None
     """digits, cifar10, cifar100, cifair10, cifair100, a folder of images, or hf:owner/name."""
     data_dir: Path = field(default_factory=data_folder)
     """Folder of datasets, also for downloads; the environment variable ICMIXUP_DATA sets the default."""
+    clear: Flag = False
+    """With cache: delete all decoded photos, and what interrupted commands left behind."""
     debug: Flag = False
     """Show a traceback with an error."""
 
@@ -49,8 +58,12 @@ def run_data(flags: DataFlags) -> int:
     from icmixup.lab.datasets import DATASETS
     from icmixup.lab.datasets.inspect import check_dataset, describe_dataset, get_dataset
 
+    if flags.clear and flags.action != "cache":
+        raise ValueError(f"--clear deletes decoded photos: icmixup data cache --clear, not {flags.action}")
     if flags.action == "list":
         return print_listing(flags.data_dir)
+    if flags.action == "cache":
+        return print_cache(flags.data_dir, clear=flags.clear)
     if flags.name is None:
         raise ValueError(f"icmixup data {flags.action} needs a name: {', '.join(DATASETS)}, or a folder")
     check_folder(flags.name)
@@ -77,6 +90,51 @@ def print_listing(data_dir: Path) -> int:
     ]
     print_rows(("dataset", "train", "test", "classes", "image", "where"), rows)
     return 0
+
+
+def print_cache(data_dir: Path, *, clear: bool) -> int:
+    """Print the sets of decoded photos and their sizes; with `clear`, delete them."""
+    from datetime import datetime
+
+    from icmixup.lab.datasets.cache import cache_folder, cache_limit, clear_cache, list_entries
+
+    folder = cache_folder(data_dir)
+    if clear:
+        entries, size = clear_cache(folder)
+        print(f"deleted {count(entries, 'set')} of decoded photos, {size / 1e9:.2f} GB, from {folder}")
+        return 0
+    found = list_entries(folder)
+    rows = [
+        (
+            entry.path.name,
+            f"{entry.photos:,}",
+            str(entry.short_side),
+            f"{entry.bytes / 1e9:.2f}",
+            f"{datetime.fromtimestamp(entry.used):%Y-%m-%d %H:%M}",
+        )
+        for entry in found
+    ]
+    print_rows(("decoded photos", "number", "short side", "GB", "last used"), rows)
+    total = sum(entry.bytes for entry in found) / 1e9
+    print(f"{total:.2f} of at most {cache_limit() / 1e9:g} GB in {folder}")
+    return 0
+
+
+def settle_image_size(recipe: Recipe, data_dir: Path, device: str | None) -> Recipe:
+    """The recipe with the size of its images, which is chosen and printed if none was given."""
+    if recipe.image_size is not None or recipe.weights is not None:  # weights have their own size
+        return recipe
+    from icmixup.lab.datasets import choose_image_size
+    from icmixup.lab.training.ranks import pick_device
+
+    check_folder(recipe.dataset)
+    on_gpu = pick_device(device).type == "cuda"
+    size = choose_image_size(recipe.dataset, data_dir, on_gpu=on_gpu)
+    if size is not None:
+        print_note(
+            f"images of {size} x {size} pixels, chosen from the files and the device; see --image-size"
+        )
+    return dataclasses.replace(recipe, image_size=size)
 
 
 def load_data(recipe: Recipe, data_dir: Path) -> Dataset:
@@ -109,11 +167,12 @@ def check_folder(name: str) -> None:
     from icmixup.lab.datasets import DATASETS
 
     path = Path(name)
-    if name.startswith("hf:") or path.is_dir() or os.sep not in name:
+    if name.startswith("hf:") or path.is_dir() or os.sep not in name or is_features(name):
         return
     if path.exists():
         raise ValueError(
-            f"{name!r} is a file; pass the folder that contains one subfolder of images per class"
+            f"{name!r} is a file; pass the folder that contains one subfolder of images per class, or an "
+            ".npz file of features"
         )
     beside = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
     similar = [str(path.parent / found) for found in get_close_matches(path.name, beside, n=3)]

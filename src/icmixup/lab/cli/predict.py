@@ -46,11 +46,11 @@ class PredictFlags:
 def run_predict(flags: PredictFlags) -> int:
     """Classify all images, write the CSV."""
     from icmixup.lab.training.ranks import pick_device
-    from icmixup.lab.training.trained import find_images, load_trained
+    from icmixup.lab.training.trained import list_images, load_trained
 
     if not flags.paths:
         raise ValueError("no images to classify; pass image files or folders of them after the run")
-    paths = list(find_images(flags.paths))
+    paths = list(list_images(flags.paths))
     trained = load_trained(flags.run, pick_device(flags.device))
     skipped: list[ValueError] = []
     found = trained.predict(paths, skipped.append)

@@ -24,10 +24,11 @@ from icmixup.lab.training.recipe import (
     Optimisation,
     Recipe,
     Subset,
+    Transfer,
 )
 
 Flag = conf.FlagCreatePairsOff[bool]
-RecipeName = Literal["paper", "strong", "quick"]
+RecipeName = Literal["paper", "strong", "quick", "finetune", "head"]
 Fields = TypeVar("Fields")
 
 
@@ -71,6 +72,7 @@ class RecipeGroups:
     """The fields of a recipe, in the groups in which --help shows them."""
 
     data: Subset = field(default_factory=Subset)
+    pretrained: Transfer = field(default_factory=Transfer)
     optimisation: Optimisation = field(default_factory=Optimisation)
     augmentation: Augmentation = field(default_factory=Augmentation)
     mixing: Mixing = field(default_factory=Mixing)
@@ -79,6 +81,7 @@ class RecipeGroups:
 
 GROUP_TYPES: dict[str, type] = {
     "data": Subset,
+    "pretrained": Transfer,
     "optimisation": Optimisation,
     "augmentation": Augmentation,
     "mixing": Mixing,

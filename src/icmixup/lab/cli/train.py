@@ -10,9 +10,10 @@ from typing import Annotated
 
 from tyro import conf
 
+from icmixup.lab.cli.pretrained import LINEAR, prepare_data, resolve_recipe
 from icmixup.lab.cli.shared import RecipeGroups, RecipeName, Where, groups_of, join_groups, make_execution
 from icmixup.lab.cli.terminal import count, is_first_rank, print_note, stderr_console
-from icmixup.lab.training.recipe import RECIPES, Recipe
+from icmixup.lab.training.recipe import Recipe
 
 SUMMARY = "Train one run on a dataset or a folder of images."
 HELP = """Train one run, in its own folder under --out. After an interruption, the same command resumes.
@@ -42,8 +43,9 @@ class TrainFlags(RecipeGroups):
     seed: int = 0
     """Seed of initial weights, order of images, augmentation and mixing."""
     recipe: RecipeName | None = None
-    """Starting point that other flags modify: the paper's recipe, a strong recipe of today, or a quick one
-    for a laptop and tiny images. By default quick for digits or without a GPU, otherwise strong."""
+    """Starting point that other flags modify: the paper's recipe, a strong recipe of today, a quick one for a
+    laptop and tiny images, finetune for pretrained weights, or head for a linear head on features. By default
+    finetune with --weights, head with --train head, quick for digits or without a GPU, otherwise strong."""
     out: Path = Path("runs")
     """Folder of all runs."""
     where: Where = field(default_factory=Where)
@@ -60,15 +62,15 @@ class TrainFlags(RecipeGroups):
         return join_groups(self, dataset=self.dataset, model=self.model, method=self.method, seed=self.seed)
 
 
-def train_defaults(recipe: str) -> TrainFlags:
-    """The flags with the values of a named recipe as defaults."""
-    return TrainFlags(model=RECIPES[recipe].model, **groups_of(RECIPES[recipe]))
+def train_defaults(recipe: Recipe) -> TrainFlags:
+    """The flags with the values of a recipe as defaults."""
+    return TrainFlags(model=recipe.model, **groups_of(recipe))
 
 
 def run_train(flags: TrainFlags, recipe_name: str) -> int:
     """Train, and print one line."""
-    recipe = flags.run_recipe()
-    from icmixup.lab.cli.data import load_data
+    recipe = resolve_recipe(flags.run_recipe(), recipe_name)
+    from icmixup.lab.cli.data import load_data, settle_image_size
     from icmixup.lab.models import find_builder
     from icmixup.lab.sweep import delete_runs, describe_reuse, find_finished
     from icmixup.lab.sweep.progress import Display
@@ -78,9 +80,13 @@ def run_train(flags: TrainFlags, recipe_name: str) -> int:
     if world_size() > 1 and flags.where.fresh:
         raise ValueError("--fresh is not available under torchrun; use another --out folder")
     device = pick_device(flags.where.device)
-    find_builder(recipe.model)  # a mistyped name is reported before the data is read
+    if recipe.model != LINEAR:
+        find_builder(recipe.model)  # a mistyped name is reported before the data is read
+    recipe = settle_image_size(recipe, flags.where.data_dir, flags.where.device)
     data = load_data(recipe, flags.where.data_dir)
-    execution = dataclasses.replace(make_execution(flags.out, flags.where), dataset=data)
+    execution = make_execution(flags.out, flags.where)
+    recipe, data = prepare_data(recipe, data, execution)
+    execution = dataclasses.replace(execution, dataset=data)
     if flags.where.fresh:
         delete_runs([recipe], execution)
     for note in describe_reuse([recipe], execution):

@@ -27,6 +27,7 @@ from icmixup.lab.comparison.verdict import footnote, verdict
 from icmixup.lab.sweep import run_recipes
 from icmixup.lab.sweep.progress import Display
 from icmixup.lab.training.execution import Execution
+from icmixup.lab.training.features import mixes_features
 from icmixup.lab.training.predictions import read_predictions
 from icmixup.lab.training.ranks import rank
 from icmixup.lab.training.recipe import Recipe, read_recipe
@@ -222,14 +223,16 @@ def pick_baseline(methods: Sequence[str], baseline: str | None = None) -> str:
     return baseline
 
 
-def default_methods(class_counts: Tensor) -> tuple[str, ...]:
+def default_methods(class_counts: Tensor, *, features: bool = False) -> tuple[str, ...]:
     """The methods to compare by default: for a long tail, those that address it.
 
     Args:
         class_counts: (C,) training images of each class.
+        features: leave out methods that need images.
     """
     uneven = int(class_counts.max()) >= LONG_TAIL_RATIO * int(class_counts.min())
-    return LONG_TAIL_METHODS if uneven else EVEN_METHODS
+    methods = LONG_TAIL_METHODS if uneven else EVEN_METHODS
+    return tuple(method for method in methods if mixes_features(method)) if features else methods
 
 
 def comparison_name(

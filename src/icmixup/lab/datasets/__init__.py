@@ -5,6 +5,7 @@ A dataset is named by one of these:
     digits                                 ships with scikit-learn
     cifar10 cifar100 cifair10 cifair100    read from data_dir, or downloaded from the publisher
     cifar10-notwins                        cifar10 without the test images that ciFAIR lists as duplicates
+    path/to/features.npz                   features instead of images, see `icmixup.lab.datasets.features`
     path/to/folder                         class/*.png, or train/ and test/ (or val/) with class folders
     hf:owner/name  hf:path/to/folder       through the `datasets` library of Hugging Face
 """
@@ -20,10 +21,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from icmixup.lab.datasets.cache import cache_folder
 from icmixup.lab.datasets.cifar import LAYOUTS, NO_TWINS, read_cifar, read_no_twins
 from icmixup.lab.datasets.digits import read_digits
-from icmixup.lab.datasets.folder import read_folder
-from icmixup.lab.datasets.hub import PREFIX, read_hub
+from icmixup.lab.datasets.features import is_features_file, read_features, standardise
+from icmixup.lab.datasets.folder import (
+    LARGEST_OWN_SIZE,
+    ReadOptions,
+    choose_size,
+    list_folder,
+    read_folder,
+    sample_shapes,
+    typical_side,
+)
+from icmixup.lab.datasets.hub import PREFIX, list_hub, read_hub
+from icmixup.lab.datasets.photos import Photos
+from icmixup.lab.datasets.preprocessing import Preprocessing
 from icmixup.lab.datasets.subsets import (
     Dataset,
     DataSpec,
@@ -41,8 +54,11 @@ __all__ = [
     "STATISTICS",
     "DataSpec",
     "Dataset",
+    "Photos",
+    "Preprocessing",
     "Source",
     "Split",
+    "choose_image_size",
     "deic_rows",
     "draw_subset",
     "hold_out",
@@ -61,21 +77,32 @@ STATISTICS = {"cifar10": _CIFAR10, "cifar100": _CIFAR100, "cifair10": _CIFAR10, 
 
 
 def load_dataset(
-    spec: DataSpec, data_dir: Path, *, download: bool = True, show_progress: bool = False
+    spec: DataSpec,
+    data_dir: Path,
+    *,
+    preprocessing: Preprocessing | None = None,
+    download: bool = True,
+    show_progress: bool = False,
 ) -> Dataset:
     """Load the images that `spec` describes: a subset of the training images and the whole test set.
 
     Mean and std are the usual constants for CIFAR and ciFAIR. They are measured on the training subset for
-    other datasets and for the splits of the DEIC benchmark.
+    other datasets and for the splits of the DEIC benchmark. Pretrained weights have their own.
 
     Args:
         spec: dataset and subset.
-        data_dir: folder of the named datasets; downloads are stored there.
+        data_dir: folder of the named datasets; downloads and decoded photos are stored there.
+        preprocessing: of pretrained weights; its size replaces that of the spec.
         download: whether a dataset that is not in data_dir may be downloaded.
         show_progress: show progress bars on stderr.
     """
     source = read_dataset(
-        spec.dataset, data_dir, image_size=spec.image_size, download=download, show_progress=show_progress
+        spec.dataset,
+        data_dir,
+        image_size=spec.image_size,
+        preprocessing=preprocessing,
+        download=download,
+        show_progress=show_progress,
     )
     train = source.train
     if spec.split is not None:
@@ -88,7 +115,12 @@ def load_dataset(
         class_names=source.class_names,
     )
     train = train[draw_subset(train.labels, counts, spec.data_seed)]
-    mean, std = _known_statistics(spec) or measure_statistics(train.images)
+    if is_features_file(spec.dataset):
+        return standardise(Dataset(spec.dataset, train, source.test, source.class_names, (), ()))
+    if preprocessing is not None:
+        mean, std = preprocessing.mean, preprocessing.std
+    else:
+        mean, std = _known_statistics(spec) or measure_statistics(train.images)
     about = (source.skipped, source.split_by, source.original_size)
     return Dataset(spec.dataset, train, source.test, source.class_names, mean, std, *about)
 
@@ -104,31 +136,62 @@ def read_dataset(
     data_dir: Path,
     *,
     image_size: int | None = None,
+    preprocessing: Preprocessing | None = None,
     download: bool = True,
     show_progress: bool = False,
 ) -> Source:
     """Read all images of a dataset, before `load_dataset` takes a subset of them.
 
     Args:
-        image_size: side of the square images in pixels; None keeps the dataset's own size (`read_folder`
-            documents the size of image files).
+        image_size: side of the square images in pixels; None keeps the size of small images, and chooses one
+            for photos (see `choose_image_size`).
+        preprocessing: of pretrained weights; its size replaces image_size.
     """
     if image_size is not None and image_size < 1:
         raise ValueError(f"image_size must be a number of pixels, 1 or more, got {image_size}")
+    if is_features_file(name):
+        return read_features(Path(name))
     data_dir = Path(data_dir)
-    if name == "digits":
-        return resize_source(read_digits(), image_size)
-    if name in LAYOUTS:
-        source = read_cifar(name, data_dir, download=download, show_progress=show_progress)
-        return resize_source(source, image_size)
-    if name == NO_TWINS:
-        source = read_no_twins(data_dir, download=download, show_progress=show_progress)
-        return resize_source(source, image_size)
+    on_gpu = torch.cuda.is_available()
+    options = ReadOptions(cache_folder(data_dir), image_size, preprocessing, on_gpu, show_progress)
     if name.startswith(PREFIX):
-        return read_hub(name, data_dir, image_size=image_size, download=download, show_progress=show_progress)
-    if name.strip() and Path(name).is_dir():
-        return read_folder(Path(name), image_size=image_size, show_progress=show_progress)
+        return read_hub(name, data_dir, options, download=download)
+    if not is_named(name) and name.strip() and Path(name).is_dir():
+        return read_folder(Path(name), options)
+    source = _read_named(name, data_dir, download=download, show_progress=show_progress)
+    return resize_source(source, image_size if preprocessing is None else preprocessing.image_size)
+
+
+def is_named(name: str) -> bool:
+    """Whether the dataset is one of those with a name of their own, not a folder or hf:owner/name."""
+    return name in (*DATASETS, NO_TWINS)
+
+
+def _read_named(name: str, data_dir: Path, *, download: bool, show_progress: bool) -> Source:
+    if name == "digits":
+        return read_digits()
+    if name in LAYOUTS:
+        return read_cifar(name, data_dir, download=download, show_progress=show_progress)
+    if name == NO_TWINS:
+        return read_no_twins(data_dir, download=download, show_progress=show_progress)
     raise ValueError(_describe_unknown(name))
+
+
+def choose_image_size(name: str, data_dir: Path, *, on_gpu: bool, download: bool = True) -> int | None:
+    """The size that suits a folder or hub dataset and the device; None for images with one small size."""
+    if is_named(name) or not (name.startswith(PREFIX) or Path(name).is_dir()):
+        return None
+    if name.startswith(PREFIX):
+        listed = list_hub(name, Path(data_dir), download=download)
+    else:
+        listed = list_folder(Path(name))
+    shapes = sample_shapes([*listed.train, *listed.test])
+    if not shapes:  # read_source names the files
+        return None
+    sides = {side for shape in shapes for side in shape}
+    if len(sides) == 1 and max(sides) <= LARGEST_OWN_SIZE:
+        return None
+    return choose_size(typical_side(shapes), on_gpu=on_gpu)
 
 
 def _describe_unknown(name: str) -> str:
@@ -159,7 +222,7 @@ def _check_memory(source: Source, size: int) -> None:
 
 def _resize(split: Split, size: int) -> Split:
     # In blocks, because the bilinear filter needs floats: CIFAR at 224 pixels in one call would take 30 GB.
-    blocks = [_resize_images(block, size) for block in torch.split(split.images, 1024)]
+    blocks = [_resize_images(block, size) for block in split.blocks(1024)]
     return replace(split, images=torch.cat(blocks))
 
 

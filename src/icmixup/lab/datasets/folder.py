@@ -1,63 +1,88 @@
-"""Folders of image files, read as square RGB tensors.
+"""Folders of image files, read as square tensors if they are small, else as photos.
 
 A file that cannot be read is reported and skipped; it is an error only if its class has no readable image.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import math
+import statistics
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
 
-import numpy as np
 import torch
-from PIL import Image, ImageOps
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 
+from icmixup.lab.datasets.cache import Job, decode_photos
+from icmixup.lab.datasets.decode import (
+    SUFFIXES,
+    ImageFile,
+    Shape,
+    decode_square,
+    map_in_parallel,
+    read_shape,
+)
+from icmixup.lab.datasets.photos import Photos
+from icmixup.lab.datasets.preprocessing import Preprocessing
 from icmixup.lab.datasets.subsets import Source, Split, hold_out
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
-DEFAULT_SIZE, LARGEST_OWN_SIZE = 32, 64
+LARGEST_OWN_SIZE = 64  # pixels: small images keep their size
+CPU_SIZE, GPU_SIZE = 96, 224  # side of square images of photos, if none is given
+SAMPLED = 500  # files whose headers are read to choose a size
 # Names of split folders, in any case; the first that has classes is used.
 TRAIN_FOLDERS = ("train", "training")
 TEST_FOLDERS = ("test", "testing", "val", "valid", "validation")
 HELD_OUT = 5  # one image in five is held out if there is no test set
 
 
-class ImageFile(NamedTuple):
-    """A labelled image file that has not been read yet."""
+class ReadOptions(NamedTuple):
+    """How image files are read."""
 
-    name: str
-    open: Callable[[], IO[bytes]]
-    label: int
+    cache: Path
+    """Folder of decoded photos."""
+    image_size: int | None = None
+    """Side of the square images in pixels; None chooses it from the files and the device."""
+    preprocessing: Preprocessing | None = None
+    """Size, crop and interpolation of pretrained weights, which replace image_size."""
+    on_gpu: bool = False
+    """Whether a GPU will train on the images: then photos may be larger."""
+    show_progress: bool = False
 
 
-def read_folder(root: Path, *, image_size: int | None = None, show_progress: bool = False) -> Source:
+def read_folder(root: Path, options: ReadOptions) -> Source:
     """Read a folder of `class/*.png`, or one with `train/` and `test/` (or `val/`) folders of that kind.
 
     Split folders may also be called `training`, `testing`, `valid` or `validation`, in upper or lower case; a
     folder `train` beside folders of images is a class. Without a test folder a fifth of each class is
     held out, always the same one. If both `test/` and `val/` have classes, `test/` is read. The test set may
     lack classes.
-
-    Args:
-        image_size: side of the square images; None keeps the size of the files if all have the same one and
-            it is at most 64, else it is 32.
     """
+    source = read_source(list_folder(root), options)
+    return source._replace(train=name_from(source.train, root), test=name_from(source.test, root))
+
+
+class Listed(NamedTuple):
+    """The files of a dataset, before any is decoded."""
+
+    train: list[ImageFile]
+    test: list[ImageFile]
+    class_names: tuple[str, ...]
+    split_by: str  # how training and test images were separated, if there are test files
+
+
+def list_folder(root: Path) -> Listed:
+    """The image files of a folder that `read_folder` reads."""
     train_root, test_root = find_splits(root)
     names = _list_classes(train_root)
     check_class_names(names, str(train_root), "make one folder per class, with images in it")
     train_files = list_files(train_root, names)
-    test_files = [] if test_root is None else list_files(test_root, names)
-    split_by = "" if test_root is None else f"folders {train_root.name} and {test_root.name}"
-    source = read_source(train_files, test_files, names, image_size, show_progress, split_by)
-    return source._replace(train=name_from(source.train, root), test=name_from(source.test, root))
+    if test_root is None:
+        return Listed(train_files, [], names, "")
+    test_files = list_files(test_root, names)
+    return Listed(train_files, test_files, names, f"folders {train_root.name} and {test_root.name}")
 
 
 def find_splits(root: Path) -> tuple[Path, Path | None]:
@@ -120,133 +145,120 @@ def list_files(folder: Path, names: Sequence[str]) -> list[ImageFile]:
 def _class_files(folder: Path, label: int) -> Iterator[ImageFile]:
     for path in sorted(folder.rglob("*")):
         if is_image(path):
-            yield ImageFile(str(path), partial(_open_path, path), label)
+            yield ImageFile(str(path), partial(_open_path, path), label, path)
 
 
 def _open_path(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
-def read_source(
-    train_files: Sequence[ImageFile],
-    test_files: Sequence[ImageFile],
-    names: tuple[str, ...],
-    image_size: int | None,
-    show_progress: bool,
-    split_by: str,
-) -> Source:
+def read_source(listed: Listed, options: ReadOptions) -> Source:
     """Read all files at one size; without test files, a fifth of the training images is held out."""
-    sizes = header_sizes([*train_files, *test_files])
-    size = image_size or common_size(sizes)
-    train, skipped = read_files(train_files, names, size, show_progress)
-    if not test_files:
+    files = [*listed.train, *listed.test]
+    images, failures = read_images(files, options)
+    skipped = [f"{file.name}: {why}" for file, why in zip(files, failures, strict=True) if why is not None]
+    bounds = (0, len(listed.train), len(files))
+    train, test = (_make_split(images, files, failures, range(*part)) for part in (bounds[:2], bounds[1:]))
+    _check_every_class(train, listed, failures)
+    split_by = listed.split_by
+    if not listed.test:
+        train, test = hold_out(train, listed.class_names, HELD_OUT)
         split_by = "a fifth of each class held out"
-        return Source(*hold_out(train, names, HELD_OUT), names, skipped, split_by, describe_sizes(sizes))
-    test, more = read_files(test_files, names, size, show_progress, every_class=False)
-    return Source(train, test, names, skipped + more, split_by, describe_sizes(sizes))
+    elif not len(test):
+        raise ValueError(
+            f"none of the {len(listed.test)} test images can be read, first {skipped[-len(listed.test)]}"
+        )
+    sizes = describe_sizes(sample_shapes(files))
+    return Source(train, test, listed.class_names, tuple(skipped), split_by, sizes)
 
 
-def header_sizes(files: Sequence[ImageFile]) -> set[tuple[int, int]]:
-    """All widths and heights of the files, from their headers."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return {size for size in pool.map(_header_size, files) if size}
+def _make_split(
+    images: Tensor | Photos, files: Sequence[ImageFile], failures: Sequence[str | None], part: range
+) -> Split:
+    """The readable images of some of the files."""
+    rows = [row for row in part if failures[row] is None]
+    labels = torch.tensor([files[row].label for row in rows], dtype=torch.int64)
+    chosen = images[torch.tensor(rows, dtype=torch.int64)]
+    return Split(chosen, labels, tuple(files[row].name for row in rows))
 
 
-def common_size(sizes: set[tuple[int, int]]) -> int:
-    """Side of the images if all files are square, small and of the same size; else the default."""
-    width, height = next(iter(sizes)) if len(sizes) == 1 else (0, 0)
-    return width if 0 < width == height <= LARGEST_OWN_SIZE else DEFAULT_SIZE
-
-
-def describe_sizes(sizes: set[tuple[int, int]]) -> str:
-    """The size of the files, or the smallest and the largest by area: 640 x 480 to 4000 x 3000."""
-    if not sizes:
+def describe_sizes(shapes: Sequence[Shape]) -> str:
+    """Width and height of the files, or the smallest and the largest by area: 640 x 480 to 4000 x 3000."""
+    if not shapes:
         return ""
-    ends = [
-        f"{width} x {height}" for width, height in sorted(sizes, key=lambda size: (size[0] * size[1], size))
-    ]
-    return ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
+    ordered = sorted(shapes, key=lambda shape: (shape.height * shape.width, shape.width, shape.height))
+    ends = [f"{shape.width} x {shape.height}" for shape in (ordered[0], ordered[-1])]
+    return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
 
 
-def _header_size(file: ImageFile) -> tuple[int, int] | None:
-    try:
-        with file.open() as stream, Image.open(stream) as image:
-            return image.size
-    except Exception:  # read_files reports it
-        return None
+def read_images(
+    files: Sequence[ImageFile], options: ReadOptions
+) -> tuple[Tensor | Photos, Sequence[str | None]]:
+    """Images of all files, and why some could not be read (their rows are arbitrary).
 
-
-def read_files(
-    files: Sequence[ImageFile],
-    names: Sequence[str],
-    size: int,
-    show_progress: bool,
-    *,
-    every_class: bool = True,
-) -> tuple[Split, tuple[str, ...]]:
-    """Read the files as one split; also returns a message for each file that could not be read.
-
-    Args:
-        every_class: raise an error if a class has no readable image.
+    Up to 64 pixels they are one tensor of centre crops. Larger ones are photos with their aspect ratio.
     """
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow releases the GIL while it decodes
-        results = pool.map(partial(_try_image, size=size), files)
-        console = Console(stderr=True)
-        found = list(track(results, "reading images", len(files), console=console, disable=not show_progress))
-    pixels = [image for image in found if isinstance(image, Tensor)]
-    read = [file for file, image in zip(files, found, strict=True) if isinstance(image, Tensor)]
-    labels = [file.label for file in read]
-    skipped = tuple(reason for reason in found if isinstance(reason, str))
-    if every_class:
-        _check_every_class(labels, names, skipped, files)
-    elif not labels:
-        raise ValueError(f"none of the {len(files)} test images can be read, first {skipped[0]}")
-    return Split(torch.stack(pixels), torch.tensor(labels), tuple(file.name for file in read)), skipped
+    prepared = options.preprocessing or choose_preprocessing(files, options)
+    if options.preprocessing is None and prepared.image_size <= LARGEST_OWN_SIZE:
+        return _read_squares(files, prepared.image_size, options.show_progress)
+    job = Job(files, prepared.resize_size, prepared.interpolation, options.show_progress)
+    store, failures = decode_photos(job, options.cache)
+    photos = Photos(store, torch.arange(len(files)), prepared.image_size, prepared.interpolation)
+    return photos, failures
 
 
-def _check_every_class(
-    labels: Sequence[int], names: Sequence[str], skipped: Sequence[str], files: Sequence[ImageFile]
-) -> None:
-    empty = sorted(set(range(len(names))) - set(labels))
+def choose_preprocessing(files: Sequence[ImageFile], options: ReadOptions) -> Preprocessing:
+    """The size of the images as given or as it suits the files and the device.
+
+    The resized short side is 8/7 of the image, as is usual for photos, unless files are too small for that.
+    """
+    typical = typical_side(sample_shapes(files))
+    size = options.image_size or choose_size(typical, on_gpu=options.on_gpu)
+    return Preprocessing(image_size=size, crop_pct=0.875 if typical * 0.875 >= size else 1.0)
+
+
+def choose_size(typical: int, *, on_gpu: bool) -> int:
+    """Side of the square images for photos whose short side is `typical` pixels.
+
+    Small images keep their size. Photos get 224 pixels on a GPU and 96 without one, where training at 224
+    takes too long; at most what they have, in multiples of 32.
+    """
+    if typical <= LARGEST_OWN_SIZE:
+        return typical
+    largest = GPU_SIZE if on_gpu else CPU_SIZE
+    return max(LARGEST_OWN_SIZE, min(largest, typical // 32 * 32))
+
+
+def typical_side(shapes: Sequence[Shape]) -> int:
+    """The median of the short sides; 1 if no file could be read, which is reported later."""
+    return statistics.median_low([min(shape) for shape in shapes]) if shapes else 1
+
+
+def sample_shapes(files: Sequence[ImageFile]) -> list[Shape]:
+    """Sizes of up to SAMPLED files, evenly spaced, without those that cannot be read."""
+    step = math.ceil(len(files) / SAMPLED)
+    found = map_in_parallel(read_shape, files[:: max(1, step)], "", show_progress=False)
+    return [shape for shape in found if isinstance(shape, Shape)]
+
+
+def _read_squares(
+    files: Sequence[ImageFile], size: int, show_progress: bool
+) -> tuple[Tensor, Sequence[str | None]]:
+    decode = partial(decode_square, size=size)
+    found = map_in_parallel(decode, files, "reading images", show_progress)
+    failures = [image if isinstance(image, str) else None for image in found]
+    blank = torch.zeros(3, size, size, dtype=torch.uint8)
+    return torch.stack([blank if isinstance(image, str) else image for image in found]), failures
+
+
+def _check_every_class(train: Split, listed: Listed, failures: Sequence[str | None]) -> None:
+    empty = sorted(set(range(len(listed.class_names))) - set(train.labels.tolist()))
     if empty:
+        failed = [f"{file.name}: {why}" for file, why in zip(listed.train, failures, strict=False) if why]
         bad = (
-            f" ({len(skipped)} of {len(files)} files could not be read, first {skipped[0]})"
-            if skipped
+            f" ({len(failed)} of {len(listed.train)} files could not be read, first {failed[0]})"
+            if failed
             else ""
         )
-        raise ValueError(
-            f"class {names[empty[0]]!r} has no readable image{bad}: add images to it, or remove the class"
-        )
-
-
-def _try_image(file: ImageFile, size: int) -> Tensor | str:
-    try:
-        with file.open() as stream, Image.open(stream) as image:
-            return to_square(image, size)
-    except Exception as error:  # a broken file can raise nearly anything and must not stop the others
-        return f"{file.name}: {str(error) or type(error).__name__}"
-
-
-def to_square(image: Image.Image, size: int) -> Tensor:
-    """(3, size, size) uint8: rotated according to EXIF, converted to RGB, centre-cropped and resized.
-
-    Transparent pixels become white, 16-bit grey keeps its upper 8 bits, and of an animation the first frame
-    is read.
-    """
-    rgb = to_rgb(ImageOps.exif_transpose(image))
-    if rgb.size != (size, size):
-        rgb = ImageOps.fit(rgb, (size, size), Image.Resampling.BICUBIC)
-    return torch.from_numpy(np.array(rgb)).permute(2, 0, 1).contiguous()
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert an image of any Pillow mode to RGB."""
-    if image.mode == "F":
-        raise ValueError("floating-point pixels have no known range: save the image with 8 bits per channel")
-    if image.mode.startswith("I"):  # convert("RGB") would clip 16-bit values at 255
-        image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image)
-    return image.convert("RGB")
+        name = listed.class_names[empty[0]]
+        raise ValueError(f"class {name!r} has no readable image{bad}: add images to it, or remove the class")

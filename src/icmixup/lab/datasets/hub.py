@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from icmixup._install import install_hint
-from icmixup.lab.datasets.folder import ImageFile, check_class_names, read_source
+from icmixup.lab.datasets.decode import ImageFile
+from icmixup.lab.datasets.folder import Listed, ReadOptions, check_class_names, read_source
 from icmixup.lab.datasets.subsets import Source
 
 PREFIX = "hf:"
@@ -17,19 +18,17 @@ LABEL_NAMES = ("label", "labels", "fine_label", "class", "target")
 TEST_SPLITS = ("test", "validation", "valid", "val")
 
 
-def read_hub(
-    name: str,
-    data_dir: Path,
-    *,
-    image_size: int | None = None,
-    download: bool = True,
-    show_progress: bool = False,
-) -> Source:
+def read_hub(name: str, data_dir: Path, options: ReadOptions, *, download: bool = True) -> Source:
     """Read the train split and the test (else validation) split; without one, a fifth is held out.
 
     The image column is the first one with images. The label column is one of LABEL_NAMES, else the first one
     with class labels. A test split with hidden labels (-1) is skipped.
     """
+    return read_source(list_hub(name, data_dir, download=download), options)
+
+
+def list_hub(name: str, data_dir: Path, *, download: bool = True) -> Listed:
+    """The images of a dataset that `read_hub` reads, before any is decoded."""
     splits = _load_splits(name.removeprefix(PREFIX), data_dir, download)
     train = splits.get("train", next(iter(splits.values())))
     image, label = _find_columns(name, train.features)
@@ -38,7 +37,7 @@ def read_hub(
     test = next((split for split in labelled if _has_labels(split, label)), None)
     train_files = list(_image_files(train, image, label, names, f"{name} train"))
     test_files = list(_image_files(test, image, label, names, f"{name} test")) if test is not None else []
-    return read_source(train_files, test_files, names, image_size, show_progress, "splits of the dataset")
+    return Listed(train_files, test_files, names, "splits of the dataset")
 
 
 def _load_splits(spec: str, data_dir: Path, download: bool) -> Mapping[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from icmixup.lab.datasets import STATISTICS, Dataset, DataSpec, load_dataset, measure_statistics
+from icmixup.lab.datasets import STATISTICS, Dataset, DataSpec, Split, load_dataset, measure_statistics
 from icmixup.lab.datasets.cifar import LAYOUTS, NUM_CLASSES, TEST_IMAGES, TRAIN_IMAGES, find_layout
 
 MEAN_TOLERANCE = 1e-4
@@ -126,5 +127,10 @@ def _published_checks(dataset: Dataset) -> Iterator[Check]:
 
 def count_duplicates(dataset: Dataset) -> int:
     """Number of test images that are identical to a training image."""
-    train = {image.tobytes() for image in dataset.train.images.numpy()}
-    return sum(image.tobytes() in train for image in dataset.test.images.numpy())
+    train = set(_digests(dataset.train))
+    return sum(digest in train for digest in _digests(dataset.test))
+
+
+def _digests(split: Split) -> Iterator[bytes]:
+    for block in split.blocks(256):
+        yield from (hashlib.sha256(image.tobytes()).digest() for image in block.numpy())

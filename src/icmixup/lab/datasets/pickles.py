@@ -99,7 +99,7 @@ def load(file: BinaryIO) -> object:
         if opcode.name == "STOP":
             return machine.stack[-1]
         argument = read_argument(opcode, content)
-        step = STEPS.get(opcode.name)
+        step = OPERATIONS.get(opcode.name)
         if step is None:
             raise RefusedPickle(f"it has the instruction {opcode.name}, which arrays do not need")
         step(machine, argument)
@@ -165,7 +165,7 @@ def find_token(module: str, name: str) -> Token:
     return Token(ALLOWED[module, name])
 
 
-def reduce(machine: Machine, _: object) -> None:
+def call_reduce(machine: Machine, _: object) -> None:
     """REDUCE: what the file means as a call of a constructor; the constructors are those in CALLS."""
     arguments, token = machine.pop(), machine.pop()
     if type(token) is not Token or type(arguments) is not tuple or token.name not in CALLS:
@@ -320,7 +320,7 @@ VALUES = (
     "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE "
     "BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8"
 )
-STEPS: dict[str, Callable[[Machine, Any], None]] = {
+OPERATIONS: dict[str, Callable[[Machine, Any], None]] = {
     **dict.fromkeys(VALUES.split(), Machine.push),
     **dict.fromkeys(("PROTO", "FRAME", "READONLY_BUFFER"), lambda machine, _: None),
     **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), get),
@@ -344,6 +344,6 @@ STEPS: dict[str, Callable[[Machine, Any], None]] = {
     "SETITEMS": set_items,
     "GLOBAL": push_global,
     "STACK_GLOBAL": stack_global,
-    "REDUCE": reduce,
+    "REDUCE": call_reduce,
     "BUILD": build,
 }

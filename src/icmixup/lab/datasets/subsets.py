@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -18,7 +18,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from icmixup.lab.datasets.photos import Photos
+
 HOLD_OUT_SEED = 20231120  # must never change: all runs have to be tested on the same held-out images
+MEASURED_PHOTOS = 512
 DEIC_TRAIN, DEIC_TOTAL = 30, 50  # images per class in a split of the DEIC benchmark; 20 are for validation
 
 
@@ -40,14 +43,19 @@ class DataSpec:
     split: int | None = None
     """Split of the DEIC benchmark: train on its 50 images per class, those for validation included."""
     image_size: int | None = None
-    """Side of the square images in pixels; None keeps the dataset's own size."""
+    """Side of the square images in pixels; None keeps the size of small images, and chooses one for photos
+    (see `choose_image_size`)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images, (N, channels, H, W) uint8, their labels, (N,) int64, and N file names if they are files."""
+    """Images, (N, channels, H, W) uint8 or photos of different sizes, their labels, (N,) int64, and N file
+    names if they are files.
 
-    images: Tensor
+    In a dataset of features, `images` are (N, D) float32.
+    """
+
+    images: Tensor | Photos
     labels: Tensor
     file_names: tuple[str, ...] = ()
 
@@ -60,6 +68,22 @@ class Split:
 
     def to(self, device: torch.device | str) -> Split:
         return Split(self.images.to(device), self.labels.to(device), self.file_names)
+
+    def square(self) -> Tensor:
+        """(N, channels, H, W) uint8: the images as a network is tested on them, the centre of each photo."""
+        return self.images.square() if isinstance(self.images, Photos) else self.images
+
+    def blocks(self, size: int) -> Iterator[Tensor]:
+        """The images of `square` in blocks of `size`: photos are too large to have all of them in memory."""
+        for start in range(0, len(self), size):
+            yield Split(self.images[start : start + size], self.labels[start : start + size]).square()
+
+    def contents(self) -> Iterator[Tensor]:
+        """All pixels in parts: blocks of images, or photos with all that training can see of them."""
+        if isinstance(self.images, Photos):
+            yield from self.images.whole()
+        else:
+            yield from torch.split(self.images, 1024)
 
 
 class Source(NamedTuple):
@@ -101,8 +125,8 @@ class Dataset:
         content = hashlib.blake2b(json.dumps([self.class_names, self.mean, self.std]).encode())
         for split in (self.train, self.test):
             content.update(f"{split.images.dtype} {tuple(split.images.shape)}".encode())
-            for block in torch.split(split.images, 1024):
-                content.update(block.cpu().contiguous().numpy().data)
+            for part in split.contents():
+                content.update(part.cpu().contiguous().numpy().data)
             content.update(split.labels.cpu().contiguous().numpy().data)
         return content.hexdigest()[:12]
 
@@ -110,6 +134,11 @@ class Dataset:
     def class_counts(self) -> Tensor:
         """(C,) int64, training images of each class."""
         return torch.bincount(self.train.labels, minlength=self.num_classes)
+
+    @property
+    def is_features(self) -> bool:
+        """Whether `images` are (N, D) features."""
+        return len(self.train.images.shape) == 2
 
     def to(self, device: torch.device | str) -> Dataset:
         moved = replace(self, train=self.train.to(device), test=self.test.to(device))
@@ -245,8 +274,13 @@ def deic_rows(labels: Tensor, index: int) -> tuple[Tensor, Tensor]:
     return train.nonzero().squeeze(1), validation.nonzero().squeeze(1)
 
 
-def measure_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of (N, channels, H, W) uint8 images, pixels in [0, 1]."""
+def measure_statistics(images: Tensor | Photos) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel of (N, channels, H, W) uint8 images, pixels in [0, 1].
+
+    For photos they are those of the centres of up to 512 photos, evenly spaced.
+    """
+    if isinstance(images, Photos):
+        images = images[:: math.ceil(len(images) / MEASURED_PHOTOS)].square()
     values = torch.arange(256, dtype=torch.float64) / 255
     shares = [torch.bincount(c.flatten().cpu(), minlength=256).double() / c.numel() for c in images.unbind(1)]
     mean = [float(share @ values) for share in shares]

@@ -9,14 +9,14 @@ import socket
 import time
 from pathlib import Path
 
-SUFFIX = ".part"
+PART_SUFFIX = ".part"
 OLD_SECONDS = 24 * 3600.0  # after which a temporary file of another host is a leftover too
 OWNER = re.compile(r"\.(?P<host>[^.]*)-(?P<pid>\d+)(\.\w+)?\.part")
 
 
 def temporary_path(path: Path, extra: str = "") -> Path:
     """A name beside `path` that no other process uses."""
-    return path.with_name(f"{path.name}.{host_name()}-{os.getpid()}{extra and '.' + extra}{SUFFIX}")
+    return path.with_name(f"{path.name}.{host_name()}-{os.getpid()}{extra and '.' + extra}{PART_SUFFIX}")
 
 
 def host_name() -> str:
@@ -25,7 +25,7 @@ def host_name() -> str:
 
 def remove_leftovers(folder: Path) -> list[Path]:
     """Delete temporary files and folders that a killed process left in `folder`; returns them."""
-    leftovers = [path for path in folder.glob(f"*{SUFFIX}") if is_leftover(path)]
+    leftovers = [path for path in folder.glob(f"*{PART_SUFFIX}") if is_leftover(path)]
     for path in leftovers:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

@@ -10,6 +10,7 @@ most of
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 import multiprocessing
@@ -28,11 +29,11 @@ from typing import NamedTuple
 
 import torch
 
-from icmixup.lab.datasets import Dataset, load_dataset
+from icmixup.lab.datasets import Dataset
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.loop import Diverged, OnProgress, RunProgress, Stopped, train
+from icmixup.lab.training.loop import Diverged, OnProgress, RunProgress, Stopped, train, training_data
 from icmixup.lab.training.ranks import compare_notes, join_ranks, pick_device, world_size
-from icmixup.lab.training.recipe import Recipe
+from icmixup.lab.training.recipe import Fingerprints, Recipe, Subset, Transfer
 from icmixup.lab.training.run_folder import Row
 
 # Peak of ResNet-34 with a batch of 128 in RegMixup form on a CPU; small networks need less.
@@ -91,8 +92,17 @@ def remember_data(execution: Execution) -> LoadData:
     if execution.dataset is not None:
         dataset = execution.dataset
         return lambda _: dataset
-    load = functools.lru_cache(maxsize=1)(functools.partial(load_dataset, data_dir=execution.data_dir))
-    return lambda recipe: load(recipe.data)
+    load = functools.lru_cache(maxsize=1)(functools.partial(training_data, execution=execution))
+    return lambda recipe: load(data_recipe(recipe))
+
+
+def data_recipe(recipe: Recipe) -> Recipe:
+    """The part of a recipe that its data depends on; equal for runs that share their data."""
+    kinds: tuple[type, ...] = (Subset, Transfer, Fingerprints) if recipe.weights is not None else (Subset,)
+    names = [entry.name for kind in kinds for entry in dataclasses.fields(kind)]
+    names += ["model"] if recipe.weights is not None else []
+    kept = {name: getattr(recipe, name) for name in names}
+    return Recipe(dataset=recipe.dataset, method="erm", **kept)
 
 
 def run_sequentially(recipes: Sequence[Recipe], execution: Execution, collector: Collector) -> None:

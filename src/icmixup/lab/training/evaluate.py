@@ -18,6 +18,7 @@ from icmixup.lab.datasets import Split
 # Training images of "many-shot" and "few-shot" classes: the bounds of Liu et al. (2019).
 MANY_ABOVE, FEW_BELOW = 100, 20
 CALIBRATION_BINS = 15
+TEST_PIXELS = 1000 * 64 * 64  # per batch on a CPU, in evaluation
 
 Metrics = dict[str, float | list[float | None] | None]
 
@@ -199,7 +200,7 @@ def split_scores(
     mean: Sequence[float] | Tensor,
     std: Sequence[float] | Tensor,
     *,
-    batch_size: int = 1000,
+    batch_size: int | None = None,
     autocast_dtype: torch.dtype | None,
 ) -> Tensor:
     """Compute the scores of all images of a split in evaluation mode; the mode of each module is restored.
@@ -208,7 +209,7 @@ def split_scores(
         model: takes (B, channels, H, W) float32, on any device.
         split: N images (uint8, not augmented) with their labels.
         mean, std: (channels,) of pixels in [0, 1], the ones used in training.
-        batch_size: affects speed and memory, not the scores.
+        batch_size: affects speed and memory, not the scores; by default 1000, or fewer images above 64 x 64.
         autocast_dtype: for example torch.bfloat16; None for float32.
 
     Returns:
@@ -220,10 +221,20 @@ def split_scores(
     autocast = torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None)
     blocks = []
     with evaluation_mode(model), torch.inference_mode(), autocast:
-        for images in torch.split(split.images, batch_size):
-            blocks.append(model(normalise(images.to(device), mean, std)).float())
+        for images in split.blocks(batch_size or test_batch_size(split.images.shape[-1], device)):
+            images = images.to(device)
+            inputs = (
+                normalise(images, mean, std) if images.dim() == 4 else images
+            )  # features stay as they are
+            blocks.append(model(inputs).float())
     # Copied once at the end, to avoid a synchronisation after each block.
     return torch.cat(blocks).cpu()
+
+
+def test_batch_size(side: int, device: torch.device) -> int:
+    """Images per batch in evaluation, such that large images need no more memory than training on them."""
+    pixels = TEST_PIXELS * (8 if device.type == "cuda" else 1)
+    return max(1, min(1000, pixels // side**2))
 
 
 @contextmanager

@@ -9,13 +9,13 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from icmixup.lab.datasets import Dataset
+from icmixup.lab.datasets import Dataset, Photos
 from icmixup.lab.training.run_folder import write_atomically
 
-FILE_NAME = "inputs.json"
+INPUTS_FILE = "inputs.json"
 
 
-class Inputs(NamedTuple):
+class InputFormat(NamedTuple):
     """Size and normalisation of images, and the names of classes in the order of the scores."""
 
     class_names: tuple[str, ...]
@@ -23,25 +23,32 @@ class Inputs(NamedTuple):
     std: tuple[float, ...]
     image_size: int  # side of the square images in pixels
     channels: int  # 3, or 1 for grey
+    # Photos are resized to this short side, then cropped. Other images are cropped to a square, then resized.
+    short_side: int | None = None
+    interpolation: str = "bicubic"
 
 
-def inputs_of(data: Dataset) -> Inputs:
+def inputs_of(data: Dataset) -> InputFormat:
     """What a network trained on this dataset expects."""
-    channels, _, side = data.train.images.shape[1:]
-    return Inputs(data.class_names, data.mean, data.std, side, channels)
+    images = data.train.images
+    channels, _, side = images.shape[1:]
+    photos = (images.short_side, images.interpolation) if isinstance(images, Photos) else ()
+    return InputFormat(data.class_names, data.mean, data.std, side, channels, *photos)
 
 
 def write_inputs(folder: Path, data: Dataset) -> None:
-    write_atomically(folder / FILE_NAME, json.dumps(inputs_of(data)._asdict(), indent=1).encode())
+    if data.is_features:  # a head without its network cannot be used on images
+        return
+    write_atomically(folder / INPUTS_FILE, json.dumps(inputs_of(data)._asdict(), indent=1).encode())
 
 
-def read_inputs(folder: Path) -> Inputs:
+def read_inputs(folder: Path) -> InputFormat:
     """The inputs of the run in a folder; a ValueError if it was trained before they were stored."""
-    path = folder / FILE_NAME
+    path = folder / INPUTS_FILE
     if not path.exists():
         raise ValueError(
-            f"{folder} has no {FILE_NAME}: it is not the folder of a finished run, or an earlier version of "
-            "icmixup trained it; train it again"
+            f"{folder} has no {INPUTS_FILE}: it is not the folder of a finished run, or an earlier version "
+            "of icmixup trained it; train it again"
         )
     stored = {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(path.read_text()).items()}
-    return Inputs(**stored)  # type: ignore[arg-type]
+    return InputFormat(**stored)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 FILE = "lock.json"
-POLL_SECONDS = 0.2
+LOCK_POLL_SECONDS = 0.2
 UNSUPPORTED = (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL)
 
 
@@ -59,11 +59,11 @@ def acquire(path: Path, wait: bool) -> int | None:
             return None
         if state == "busy":
             if not wait:
-                raise Busy(describe(path))
+                raise Busy(describe_holder(path))
             if not warned:
-                warnings.warn(f"{describe(path)}; waiting for it", stacklevel=4)
+                warnings.warn(f"{describe_holder(path)}; waiting for it", stacklevel=4)
                 warned = True
-            time.sleep(POLL_SECONDS)
+            time.sleep(LOCK_POLL_SECONDS)
 
 
 def try_lock(descriptor: int, path: Path) -> str:
@@ -92,7 +92,7 @@ def write_owner(descriptor: int) -> None:
     os.pwrite(descriptor, json.dumps(owner).encode(), 0)
 
 
-def describe(path: Path) -> str:
+def describe_holder(path: Path) -> str:
     """Who trains in the folder of a lock file."""
     try:
         owner = json.loads(path.read_text())

@@ -11,16 +11,19 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from icmixup.lab.augment import augment
 from icmixup.lab.datasets import Dataset, load_dataset
+from icmixup.lab.models import preprocessing_of
 from icmixup.lab.training.evaluate import Metrics, evaluate, split_scores
 from icmixup.lab.training.execution import Execution
+from icmixup.lab.training.features import check_feature_methods, feature_dataset
+from icmixup.lab.training.feed import make_feed
 from icmixup.lab.training.identity import Identity, autocast_dtype, identify
 from icmixup.lab.training.inputs import write_inputs
 from icmixup.lab.training.lock import lock_folder
@@ -36,7 +39,7 @@ from icmixup.lab.training.ranks import (
     world_size,
     wrap_for_ranks,
 )
-from icmixup.lab.training.recipe import Recipe, derive_seed, images_per_epoch, learning_rate
+from icmixup.lab.training.recipe import Recipe, derive_seed, learning_rate, lengthen
 from icmixup.lab.training.run_folder import Checkpoint, Row, Run, open_run, provenance
 from icmixup.lab.training.step import (
     PREPARING,
@@ -84,8 +87,8 @@ def train(recipe: Recipe, execution: Execution, on_progress: OnProgress | None =
     device = pick_device(execution.device)
     with join_ranks(device), ExitStack() as held:
         with compare_notes() as notes:
-            data = execution.dataset
-            data = load_recipe_data(recipe, execution.data_dir) if data is None else data
+            data = training_data(recipe, execution)
+            recipe = lengthen(recipe, len(data.train))
             check_fingerprint(recipe, data, execution.fingerprint)
             identity = identify(recipe, data, device.type)
             run = open_run(execution.out, recipe, identity, reuse=execution.reuse)
@@ -107,8 +110,22 @@ def train(recipe: Recipe, execution: Execution, on_progress: OnProgress | None =
 
 
 def load_recipe_data(recipe: Recipe, data_dir: Path, *, show_progress: bool = False) -> Dataset:
-    """The images that a recipe trains and tests on."""
-    return load_dataset(recipe.data, data_dir, show_progress=show_progress)
+    """The images that a recipe trains and tests on, prepared as its pretrained weights expect."""
+    preprocessing = preprocessing_of(recipe.model, recipe.weights)
+    if preprocessing is not None and recipe.image_size is not None:
+        preprocessing = replace(preprocessing, image_size=recipe.image_size)
+    return load_dataset(recipe.data, data_dir, preprocessing=preprocessing, show_progress=show_progress)
+
+
+def training_data(recipe: Recipe, execution: Execution) -> Dataset:
+    """What a recipe trains and tests on: images, or the features of a frozen network."""
+    data = execution.dataset
+    data = load_recipe_data(recipe, execution.data_dir) if data is None else data
+    if recipe.train == "head" or data.is_features:
+        check_feature_methods((recipe.method,))
+    if recipe.train == "head" and not data.is_features:
+        data = feature_dataset(recipe, data, execution.out / "features", pick_device(execution.device))
+    return data
 
 
 def lock_run(run: Run) -> AbstractContextManager[None]:
@@ -141,14 +158,13 @@ class Session:
         self.accuracy: float | None = None
         self.predictions: Predictions | None = None  # of the last epoch
         self.last_epoch: Checkpoint | None = None  # a copy of the state at the end of the last epoch
-        self.order = torch.Generator(learner.device)
-        self.images = images_per_epoch(self.recipe, len(data.train))
-        self.epoch = Epoch(
-            torch.empty_like(data.train.images[: self.images]),
-            torch.empty_like(data.train.labels[: self.images]),
-            torch.empty(math.ceil(self.images / self.recipe.batch_size), device=learner.device),
-            self.recipe.batch_size,
-        )
+        self.feed = make_feed(self.recipe, data.train)
+        self.images = self.feed.count
+
+    @property
+    def epoch(self) -> Epoch:
+        """The images, labels and learning rates of the current epoch."""
+        return self.feed.epoch
 
     def resume(self) -> None:
         """Continue from the newest valid checkpoint, if there is one."""
@@ -203,17 +219,16 @@ class Session:
         step = make_step(self.learner, self.recipe, self.recipe.method_at(number), self.data)
         if self.recipe.graph and self.learner.device.type == "cuda" and world_size() == 1:
             self.fill(number)
-            return GraphedEpoch(self.learner, step, self.epoch)
+            return GraphedEpoch(self.learner, step, self.epoch, self.feed.prepare)
 
         def eager() -> Tensor:
             losses = torch.zeros_like(self.epoch.lrs)
             started = reported = time.monotonic()
             for k in range(len(losses)):
-                images, labels, lr, whole = self.epoch.batch(k)
-                if len(labels) < world_size():  # a rank would have an empty batch
+                if self.images - k * self.recipe.batch_size < world_size():  # a rank would have no image
                     losses[k] = losses[k - 1]
                     continue
-                losses[k] = step(images[rank() :: world_size()], labels[rank() :: world_size()], lr, whole)
+                losses[k] = step(*self.feed.batch(k))
                 if self.on_progress is not None and time.monotonic() - reported > PROGRESS_SECONDS:
                     reported = time.monotonic()
                     done = (k + 1) * self.recipe.batch_size
@@ -224,24 +239,8 @@ class Session:
 
     def fill(self, number: int) -> None:
         """The images of epoch `number`: shuffled, augmented, with the learning rate of every step."""
-        recipe, train = self.recipe, self.data.train
-        self.order.manual_seed(derive_seed(recipe.seed, number, "order"))
-        self.learner.generator.manual_seed(derive_seed(recipe.seed, number, f"mix {rank()}"))
-        rows = torch.randperm(len(train), generator=self.order, device=self.order.device)[: self.images]
-        self.epoch.labels.copy_(train.labels[rows])
-        augmented = augment(
-            train.images[rows],
-            padding=recipe.padding,
-            padding_mode=recipe.padding_mode,
-            flip=recipe.flip,
-            rotation=recipe.rotation,
-            trivial=recipe.trivial,
-            generator=self.order,
-        )
-        self.epoch.images.copy_(augmented)
-        steps = len(self.epoch.lrs)
-        lrs = [learning_rate(recipe, number + k / steps) for k in range(steps)]
-        self.epoch.lrs.copy_(torch.tensor(lrs))
+        self.learner.generator.manual_seed(derive_seed(self.recipe.seed, number, f"mix {rank()}"))
+        self.feed.fill(number)
 
     def check_losses(self, losses: Tensor, number: int) -> None:
         """Store the epoch's mean loss; a loss or weights that are not finite end the run."""
@@ -388,7 +387,7 @@ def check_sizes(recipe: Recipe, data: Dataset) -> None:
             f"use --batch-size {32 * world_size()} or another larger value"
         )
     side = min(data.train.images.shape[-2:])
-    if recipe.padding >= side:
+    if recipe.padding >= side and not data.is_features:
         raise ValueError(
             f"padding must be below {side}, the side of the images of {recipe.dataset}, got {recipe.padding}"
         )

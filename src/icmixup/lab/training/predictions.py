@@ -28,7 +28,7 @@ from torch import Tensor
 
 from icmixup.lab.training.run_folder import Row, Run, write_atomically
 
-FILE_NAME = "predictions.npz"
+PREDICTIONS_FILE = "predictions.npz"
 REMEDY = "run the command that trained it again to evaluate its checkpoint"
 # What numpy raises for a file that is cut short, is another array, or holds pickles.
 DAMAGE = (ValueError, KeyError, TypeError, EOFError, OSError, zipfile.BadZipFile, zlib.error)
@@ -76,13 +76,13 @@ def write_predictions(folder: Path, predictions: Predictions) -> Path:
         file_names=np.array(predictions.file_names, dtype=np.str_),
         class_names=np.array(predictions.class_names, dtype=np.str_),
     )
-    write_atomically(folder / FILE_NAME, buffer.getvalue())
-    return folder / FILE_NAME
+    write_atomically(folder / PREDICTIONS_FILE, buffer.getvalue())
+    return folder / PREDICTIONS_FILE
 
 
 def read_predictions(run_folder: Path) -> Predictions:
     """The predictions in a run's folder; a ValueError names a file that is missing or damaged."""
-    path = run_folder / FILE_NAME
+    path = run_folder / PREDICTIONS_FILE
     if not path.exists():
         raise ValueError(f"{path} does not exist; {REMEDY}")
     try:

@@ -23,6 +23,19 @@ if TYPE_CHECKING:
 Schedule = Literal["step", "cosine"]
 PaddingMode = Literal["zeros", "reflect"]
 Precision = Literal["auto", "float32", "bfloat16"]
+Optimizer = Literal["sgd", "adamw"]
+TrainedPart = Literal["all", "head"]
+# The fields of version 0.1.0. Others count for the key of a recipe only if they differ from their default,
+# which must therefore never change: run folders of older versions keep their names.
+FIRST_FIELDS = (
+    *("dataset", "model", "method", "seed"),
+    *("fraction", "per_class", "imbalance", "data_seed", "split", "image_size"),
+    *("epochs", "batch_size", "drop_last", "lr", "schedule", "lr_drops", "lr_factor", "warmup_epochs"),
+    *("momentum", "nesterov", "weight_decay", "clip_norm", "ema"),
+    *("padding", "padding_mode", "flip", "rotation", "trivial"),
+    *("alpha", "mode", "duplicates", "negatives", "temperature", "label_smoothing", "kappa", "tau"),
+    *("joint", "mix_prob", "mix_off_epoch", "precision", "compile", "graph", "eval_every"),
+)
 # Fields of a recipe that replace its method's own value where they are given.
 METHOD_FIELDS = ["alpha", "mode", "duplicates", "negatives", "temperature", "label_smoothing", "kappa", "tau"]
 
@@ -74,11 +87,20 @@ RANGES = {
     "mix_prob": Range(0, 1, "a probability, from 0 to 1"),
     "mix_off_epoch": Range(0, 10**6, "the number of an epoch, 0 or more"),
     "eval_every": Range(1, 10**6, "a number of epochs, 1 or more"),
+    "min_steps": Range(0, 10**9, "a number of steps, 0 or more"),
+    "lr_batch": Range(1, 10**7, "a batch size, for example 128"),
+    "layer_decay": Range(0, 1, "a factor, above 0 and up to 1", open_low=True),
+    "warmup_fraction": Range(0, 1, "a share of the epochs, at least 0 and below 1", open_high=True),
+    "random_resized_crop": Range(0, 1, "a share of the area, above 0 and up to 1", open_low=True),
+    "colour_jitter": Range(0, 1, "a share, from 0 to 1"),
+    "erasing": Range(0, 1, "a probability, from 0 to 1"),
 }
 CHOICES: dict[str, tuple[object, ...]] = {
     "schedule": get_args(Schedule),
     "padding_mode": get_args(PaddingMode),
     "precision": get_args(Precision),
+    "optimizer": get_args(Optimizer),
+    "train": get_args(TrainedPart),
     "mode": MODES,
     "duplicates": DUPLICATES,
     "negatives": NEGATIVES,
@@ -115,9 +137,9 @@ class Task:
     """What is trained on what."""
 
     dataset: str = "cifar100"
-    """digits, cifar10, cifar100, cifair10, cifair100, a folder of images, or hf:owner/name."""
+    """digits, cifar10, cifar100, cifair10, cifair100, a folder of images, hf:owner/name, or features.npz."""
     model: str = "resnet34"
-    """resnet18, resnet34, resnet50, resnet32, wrn16-8, small-cnn, or any timm model name."""
+    """resnet18, resnet34, resnet50, resnet32, wrn16-8, small-cnn, any timm model, or local-dir:FOLDER."""
     method: str = "ic-mixup"
     """A row of the table of methods: erm, mixup, ic-mixup, ..."""
     seed: int = 0
@@ -143,18 +165,47 @@ class Subset:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """Pretrained weights, and which part of the network is trained."""
+
+    weights: str | None = None
+    """File of pretrained weights (safetensors, or a state dict of torch), or "pretrained" for timm's own;
+    random by default. The head is replaced, and images are prepared as for these weights."""
+    train: TrainedPart = "all"
+    """Train all weights, or only a linear head on frozen features. Features are computed once, without
+    augmentation, and methods mix the features."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fingerprints:
+    """What files contained, filled in by the commands: a run on other contents is another run."""
+
+    weights_digest: str | None = None
+    """First digits of the SHA-256 of the weights file."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Optimisation:
     """How the weights are trained."""
 
     epochs: int = 200
     """Passes over the training images."""
+    min_steps: int = 0
+    """Train for more epochs if --epochs has fewer steps than this; 0 if --epochs is given."""
     batch_size: int = 128
     """Images per step, over all ranks."""
     drop_last: bool = False
     """Skip the incomplete last batch of an epoch, whose few images distort BatchNorm just before
     evaluation."""
+    optimizer: Optimizer = "sgd"
+    """SGD with momentum, or AdamW."""
     lr: float = 0.1
-    """Peak learning rate of SGD."""
+    """Peak learning rate."""
+    lr_batch: int | None = None
+    """Batch size that --lr is meant for: with another one it is scaled by the square root of the ratio."""
+    layer_decay: float | None = None
+    """Factor of the learning rate from each layer to the one below it, for timm models; 1 for none. The
+    recipe finetune uses 0.75 for transformers."""
     schedule: Schedule = "step"
     """Learning rate schedule: steps at --lr-drops, or half a cosine down to 0."""
     lr_drops: tuple[int, ...] | None = None
@@ -164,12 +215,16 @@ class Optimisation:
     """Factor of each learning rate drop."""
     warmup_epochs: int = 0
     """Epochs of linear warm-up from 0, before the schedule begins."""
+    warmup_fraction: float = 0.0
+    """Share of all epochs that are warm-up, for example 0.1; --warmup-epochs counts if it is longer."""
     momentum: float = 0.9
     """Momentum of SGD."""
     nesterov: bool = False
     """Use Nesterov momentum."""
     weight_decay: float = 5e-4
-    """Weight decay, on all weights."""
+    """Weight decay."""
+    decay_norms: bool = True
+    """Apply weight decay to biases and normalisation layers as well."""
     clip_norm: float | None = None
     """Maximum norm of the gradient; not clipped by default."""
     ema: float | None = None
@@ -180,6 +235,9 @@ class Optimisation:
 class Augmentation:
     """Random changes of each training image before it is mixed."""
 
+    random_resized_crop: float | None = None
+    """Resize a random part of each image, of at least this share of its area, for example 0.2; replaces
+    --padding. By default, the centre of photos and the whole of small images are padded and cropped."""
     padding: int = 4
     """Pixels of padding before a random crop."""
     padding_mode: PaddingMode = "zeros"
@@ -190,6 +248,10 @@ class Augmentation:
     """Maximum rotation in degrees, in either direction."""
     trivial: bool = False
     """Apply TrivialAugment as well."""
+    colour_jitter: float = 0.0
+    """Change brightness, contrast and saturation by up to this share, for example 0.4."""
+    erasing: float = 0.0
+    """Probability of random erasing: a rectangle of the image gets a random colour."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +297,7 @@ class Numerics:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe(Numerics, Mixing, Augmentation, Optimisation, Subset, Task):
+class Recipe(Numerics, Mixing, Augmentation, Optimisation, Fingerprints, Transfer, Subset, Task):
     """One training run, complete: two equal recipes at one commit give equal runs."""
 
     def __post_init__(self) -> None:
@@ -259,12 +321,20 @@ class Recipe(Numerics, Mixing, Augmentation, Optimisation, Subset, Task):
     @property
     def key(self) -> str:
         """Ten hexadecimal digits that change when anything in the recipe does."""
-        return hashlib.sha256(json.dumps(self.fields(), sort_keys=True).encode()).hexdigest()[:10]
+        unset = {
+            entry.name
+            for entry in dataclasses.fields(self)
+            if entry.name not in FIRST_FIELDS and getattr(self, entry.name) == entry.default
+        }
+        fields = {name: value for name, value in self.fields().items() if name not in unset}
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:10]
 
     @property
     def title(self) -> str:
         """A short name without special characters; runs of one title may still differ in other fields."""
-        return f"{self.data_title}.{self.model.replace('/', '-')}.{self.method}.s{self.seed}"
+        model = self.model.rstrip("/").rpartition("/")[2] if "/" in self.model else self.model
+        model += "" if self.train == "all" else "-head"
+        return f"{self.data_title}.{model}.{self.method}.s{self.seed}"
 
     @property
     def data_title(self) -> str:
@@ -299,6 +369,16 @@ class Recipe(Numerics, Mixing, Augmentation, Optimisation, Subset, Task):
             return self.lr_drops
         return tuple(self.epochs * quarter / 4 for quarter in (1, 2, 3))
 
+    @property
+    def warmup(self) -> float:
+        """Epochs of warm-up."""
+        return max(self.warmup_epochs, self.warmup_fraction * self.epochs)
+
+    @property
+    def peak_lr(self) -> float:
+        """The highest learning rate, for this batch size."""
+        return self.lr if self.lr_batch is None else self.lr * math.sqrt(self.batch_size / self.lr_batch)
+
     def fields(self) -> dict[str, object]:
         """All fields, as JSON stores them."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
@@ -324,17 +404,26 @@ def read_recipe(fields: object) -> Recipe:
 
 def learning_rate(recipe: Recipe, epoch: float) -> float:
     """The learning rate `epoch` epochs into training: linear warm-up, then steps or half a cosine."""
-    if epoch < recipe.warmup_epochs:
-        return recipe.lr * epoch / recipe.warmup_epochs
+    peak, warmup = recipe.peak_lr, recipe.warmup
+    if epoch < warmup:
+        return peak * epoch / warmup
     if recipe.schedule == "step":
-        return recipe.lr * recipe.lr_factor ** sum(epoch >= drop for drop in recipe.drops)
-    done = (epoch - recipe.warmup_epochs) / (recipe.epochs - recipe.warmup_epochs)
-    return recipe.lr * (1 + math.cos(math.pi * done)) / 2
+        return peak * recipe.lr_factor ** sum(epoch >= drop for drop in recipe.drops)
+    done = (epoch - warmup) / (recipe.epochs - warmup)
+    return peak * (1 + math.cos(math.pi * done)) / 2
 
 
 def images_per_epoch(recipe: Recipe, num_images: int) -> int:
     """All images, or those that fill whole batches if the last batch is dropped."""
     return num_images - num_images % recipe.batch_size if recipe.drop_last else num_images
+
+
+def lengthen(recipe: Recipe, num_images: int) -> Recipe:
+    """The recipe with enough epochs for its min_steps, which is then 0; lr_drops move along."""
+    steps = math.ceil(images_per_epoch(recipe, num_images) / recipe.batch_size)
+    epochs = max(recipe.epochs, math.ceil(recipe.min_steps / max(steps, 1)))
+    drops = recipe.lr_drops and tuple(drop * epochs // recipe.epochs for drop in recipe.lr_drops)
+    return dataclasses.replace(recipe, epochs=epochs, min_steps=0, lr_drops=drops)
 
 
 def derive_seed(seed: int, epoch: int, purpose: str) -> int:
@@ -355,5 +444,40 @@ QUICK = Recipe(
     rotation=10.0,
     eval_every=60,
 )
-RECIPES = {"paper": Recipe(), "strong": STRONG, "quick": QUICK}
-"""Named starting points: the paper's, a strong recipe of today, and one for a laptop and tiny images."""
+# Sources of these values: AutoGluon, lightly-train, DeiT and LIFT (docs/finetuning.md).
+FINETUNE = Recipe(
+    model="tf_efficientnet_lite0",
+    optimizer="adamw",
+    epochs=20,
+    min_steps=1000,
+    lr=2e-4,
+    lr_batch=128,
+    weight_decay=0.05,
+    decay_norms=False,
+    schedule="cosine",
+    warmup_fraction=0.1,
+    clip_norm=1.0,
+    random_resized_crop=0.2,
+    padding=0,
+    rotation=0.0,
+)
+TRANSFORMER_LAYER_DECAY = 0.75
+HEAD = Recipe(
+    model="tf_efficientnet_lite0",
+    train="head",
+    optimizer="adamw",
+    epochs=60,
+    min_steps=700,
+    lr=1e-3,
+    lr_batch=128,
+    weight_decay=0.05,
+    decay_norms=False,
+    schedule="cosine",
+    padding=0,
+    flip=False,
+    rotation=0.0,
+    eval_every=60,
+)
+RECIPES = {"paper": Recipe(), "strong": STRONG, "quick": QUICK, "finetune": FINETUNE, "head": HEAD}
+"""Named starting points: the paper's, a strong recipe of today, one for a laptop and tiny images, and two for
+pretrained weights: all of them are trained, or a linear head."""

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from icmixup.hidden import hidden_modules
 from icmixup.lab.augment import normaliser
 from icmixup.lab.datasets import Dataset
-from icmixup.lab.models import build_model
+from icmixup.lab.models import build_linear, build_model
 from icmixup.lab.training.identity import autocast_dtype
+from icmixup.lab.training.optimizer import make_optimizer, weight_groups
 from icmixup.lab.training.recipe import Recipe
 from icmixup.methods import Method
 from icmixup.objective import training_loss
@@ -40,13 +41,14 @@ class Learner:
     model: nn.Module  # the plain module, which owns the weights
     forward: nn.Module  # called on full batches: the model, compiled or wrapped for several ranks
     average: nn.Module | None
-    optimizer: torch.optim.SGD
-    lr: Tensor  # () on the device, where a captured step can read it
+    optimizer: torch.optim.Optimizer
+    lrs: Tensor  # (G,) of each group of weights, on the device, where a captured step can read it
+    lr_scales: Tensor  # (G,) of each group, relative to the scheduled learning rate
     generator: torch.Generator  # of mixing
 
     @property
     def device(self) -> torch.device:
-        return self.lr.device
+        return self.lrs.device
 
     @property
     def tested(self) -> nn.Module:
@@ -66,8 +68,8 @@ class Learner:
         if self.average is not None:
             self.average.load_state_dict(state["average"])  # type: ignore[arg-type]
         self.optimizer.load_state_dict(state["optimizer"])  # type: ignore[arg-type]
-        for group in self.optimizer.param_groups:  # loading replaces it with a copy
-            group["lr"] = self.lr
+        for group, lr in zip(self.optimizer.param_groups, self.lrs, strict=True):
+            group["lr"] = lr  # loading replaces it with a copy
 
     def is_finite(self) -> bool:
         """Whether everything that training updates is finite; synchronises with the device once."""
@@ -79,57 +81,58 @@ class Learner:
         parts = list(self.model.state_dict().values())
         if self.average is not None:
             parts += list(self.average.state_dict().values())
-        return parts + [state["momentum_buffer"] for state in self.optimizer.state.values()]
+        return parts + [part for state in self.optimizer.state.values() for part in state.values()]
 
 
 def make_learner(recipe: Recipe, dataset: Dataset, wrap: Callable[[nn.Module], nn.Module]) -> Learner:
-    """A learner with the initial weights of the seed and zero momentum."""
+    """A learner with the initial weights of the recipe and zero momentum."""
     images = dataset.train.images
     device = images.device
-    model = build_model(recipe.model, dataset.num_classes, channels=images.shape[1], seed=recipe.seed)
-    model = to_device(model, device)
+    model = to_device(initial_model(recipe, dataset), device)
     forward = model
     # Manifold Mixup adds and removes hooks in every step; a compiled model would be recompiled each time.
-    if recipe.compile and recipe.method_at(0).draw != "manifold":
-        kind = (recipe.model, dataset.num_classes, images.shape[1], device)
+    if recipe.compile and recipe.method_at(0).draw != "manifold" and not dataset.is_features:
+        kind = (recipe.model, dataset.num_classes, images.shape[1], images.shape[-1], device)
         shared, forward = compiled_model(*kind, threading.get_ident())
         shared.load_state_dict(model.state_dict())
         model = shared
-    lr = torch.zeros((), device=device)
+    groups = weight_groups(model, recipe)
+    lrs = torch.zeros(len(groups), device=device)
     return Learner(
         model=model,
         forward=wrap(forward),
         average=copy.deepcopy(model) if recipe.ema is not None else None,
-        optimizer=make_optimizer(model, recipe, lr),
-        lr=lr,
+        optimizer=make_optimizer(groups, recipe, lrs),
+        lrs=lrs,
+        lr_scales=torch.tensor([group.lr_scale for group in groups], device=device),
         generator=torch.Generator(device),
     )
 
 
-def make_optimizer(model: nn.Module, recipe: Recipe, lr: Tensor) -> torch.optim.SGD:
-    optimizer = torch.optim.SGD(
-        model.parameters(),
-        lr=lr,
-        momentum=recipe.momentum,
-        nesterov=recipe.nesterov,
-        weight_decay=recipe.weight_decay,
-        fused=True,
+def initial_model(recipe: Recipe, dataset: Dataset) -> nn.Module:
+    """The network before training; a linear one for a dataset of features."""
+    images = dataset.train.images
+    if dataset.is_features:
+        return build_linear(dataset.num_classes, images.shape[1])
+    return build_model(
+        recipe.model,
+        dataset.num_classes,
+        channels=images.shape[1],
+        seed=recipe.seed,
+        weights=recipe.weights,
+        image_size=images.shape[-1],
     )
-    # Allocated from the start, so that it can be restored after the warm-up of a capture.
-    for weight in model.parameters():
-        optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-    return optimizer
 
 
 @functools.cache
 def compiled_model(
-    name: str, num_classes: int, channels: int, device: torch.device, thread: int
+    name: str, num_classes: int, channels: int, image_size: int, device: torch.device, thread: int
 ) -> tuple[nn.Module, nn.Module]:
     """A module and its compiled form, created once per thread: later runs load their weights into it.
 
     Threads have their own weights, but share the compiled code.
     """
-    model = build_model(name, num_classes, channels=channels, seed=0)
+    model = build_model(name, num_classes, channels=channels, seed=0, image_size=image_size)
     model = to_device(model, device)
     known = torch._inductor.list_options()
     options = {option: value for option, value in COMPILE_OPTIONS.items() if option in known}
@@ -148,17 +151,17 @@ def make_step(learner: Learner, recipe: Recipe, method: Method, dataset: Dataset
     """A function from (B, ...) uint8 images, (B,) labels and the learning rate to the loss; updates the
     learner."""
     device = learner.device
-    shift, scale = normaliser(*(torch.tensor(x, device=device) for x in (dataset.mean, dataset.std)))
+    prepare = make_inputs(dataset, device)
     class_counts = dataset.class_counts.to(device, torch.float32)
     dtype = autocast_dtype(recipe, device)
     weights = list(learner.model.parameters())
     # Found before the first step, since a step that is captured in a CUDA graph cannot look for them.
-    sample = torch.addcmul(shift, dataset.train.images[:8], scale)
-    hidden = hidden_modules(learner.model, sample) if method.draw == "manifold" else None
+    manifold = method.draw == "manifold"
+    hidden = hidden_modules(learner.model, prepare(next(dataset.train.blocks(8)))) if manifold else None
 
     def step(images: Tensor, labels: Tensor, lr: Tensor, whole: bool) -> Tensor:
-        learner.lr.copy_(lr)
-        inputs = torch.addcmul(shift, images.contiguous(memory_format=torch.channels_last), scale)
+        torch.mul(learner.lr_scales, lr, out=learner.lrs)
+        inputs = prepare(images)
         # An incomplete last batch uses the plain module: compiled code is for one shape.
         model = learner.forward if whole or not recipe.compile else learner.model
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
@@ -177,6 +180,14 @@ def make_step(learner: Learner, recipe: Recipe, method: Method, dataset: Dataset
     return step
 
 
+def make_inputs(dataset: Dataset, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """A function from a batch to what the network takes: normalised images, or features as they are."""
+    if dataset.is_features:
+        return lambda features: features
+    shift, scale = normaliser(*(torch.tensor(x, device=device) for x in (dataset.mean, dataset.std)))
+    return lambda images: torch.addcmul(shift, images.contiguous(memory_format=torch.channels_last), scale)
+
+
 @torch.no_grad()
 def update_average(average: nn.Module, model: nn.Module, decay: float) -> None:
     """average <- decay average + (1 - decay) model; integer counters are copied."""
@@ -192,7 +203,8 @@ class Epoch(NamedTuple):
     """One pass over the training images; refilled in place, since captured steps read from fixed
     addresses."""
 
-    images: Tensor  # (N, channels, H, W) uint8, augmented
+    # (N, channels, H, W) uint8, augmented; (N, D) features; or one batch of photos at a time, (B, 3, H, W)
+    images: Tensor
     labels: Tensor  # (N,)
     lrs: Tensor  # (steps,) learning rate of each step
     batch_size: int
@@ -201,18 +213,26 @@ class Epoch(NamedTuple):
         """Images, labels, learning rate and completeness of batch `number`."""
         rows = slice(number * self.batch_size, (number + 1) * self.batch_size)
         labels = self.labels[rows]
-        return self.images[rows], labels, self.lrs[number], len(labels) == self.batch_size
+        images = self.images[rows] if self.is_whole else self.images[: len(labels)]
+        return images, labels, self.lrs[number], len(labels) == self.batch_size
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether `images` holds the whole epoch, not one batch at a time."""
+        return len(self.images) == len(self.labels)
 
 
 class GraphedEpoch:
     """All steps of an epoch, each one CUDA graph: gather, mix, forward, loss, backward, optimizer.
 
     A step reads its batch at a cursor on the device and advances it, so it costs the host a single launch. An
-    incomplete last batch has its own graph.
+    incomplete last batch has its own graph. `prepare`, if given, fills the buffer before each step.
     """
 
-    def __init__(self, learner: Learner, step: Step, epoch: Epoch) -> None:
-        self.epoch = epoch
+    def __init__(
+        self, learner: Learner, step: Step, epoch: Epoch, prepare: Callable[[int], None] | None = None
+    ) -> None:
+        self.epoch, self.prepare = epoch, prepare
         self.kept: list[object] = [step]  # tensors that a graph reads must live as long as the graph
         self.cursor = torch.zeros(1, dtype=torch.int64, device=epoch.images.device)  # number of the next step
         self.losses = torch.zeros_like(epoch.lrs)
@@ -228,7 +248,9 @@ class GraphedEpoch:
 
         def run() -> None:
             batch = torch.add(rows, self.cursor, alpha=self.epoch.batch_size)
-            images, labels = (part.index_select(0, batch) for part in (self.epoch.images, self.epoch.labels))
+            labels = self.epoch.labels.index_select(0, batch)
+            whole = self.epoch.is_whole
+            images = self.epoch.images.index_select(0, batch) if whole else self.epoch.images[:size]
             lr = self.epoch.lrs.index_select(0, self.cursor)[0]
             loss = step(images, labels, lr, size == self.epoch.batch_size)
             self.losses.index_copy_(0, self.cursor, loss.view(1))
@@ -241,7 +263,9 @@ class GraphedEpoch:
     def __call__(self) -> Tensor:
         """Run the epoch; (steps,) losses."""
         self.cursor.zero_()
-        for graph in self.graphs:
+        for number, graph in enumerate(self.graphs):
+            if self.prepare is not None:
+                self.prepare(number)
             graph.replay()
         return self.losses
 

@@ -19,17 +19,18 @@ from PIL import Image
 from torch import Tensor, nn
 
 from icmixup.lab.augment import normalise
-from icmixup.lab.datasets.folder import is_image, to_square
+from icmixup.lab.datasets.decode import FORMATS, read_center, to_square
+from icmixup.lab.datasets.folder import is_image
 from icmixup.lab.models import build_model
 from icmixup.lab.training.evaluate import evaluation_mode
 from icmixup.lab.training.identity import autocast_dtype
-from icmixup.lab.training.inputs import Inputs, read_inputs
+from icmixup.lab.training.inputs import InputFormat, read_inputs
 from icmixup.lab.training.run_folder import Run, read_identity, write_atomically
 from icmixup.lab.training.step import to_device
 from icmixup.lab.training.stored import read_recipe_file, read_run_names
 
 BATCH = 256
-SUFFIX = ".safetensors"
+EXPORT_SUFFIX = ".safetensors"
 
 
 class Prediction(NamedTuple):
@@ -45,7 +46,7 @@ class Trained:
     """A network with everything that is needed to use it."""
 
     model: nn.Module  # maps (B, channels, image_size, image_size) normalised images to (B, C) scores
-    inputs: Inputs
+    inputs: InputFormat
     temperature: float  # divides the scores
     model_name: str
     autocast_dtype: torch.dtype | None
@@ -53,7 +54,11 @@ class Trained:
 
     def prepare(self, image: Image.Image) -> Tensor:
         """(channels, image_size, image_size) uint8: the image as in training."""
-        square = to_square(image, self.inputs.image_size)
+        inputs = self.inputs
+        if inputs.short_side is None:
+            square = to_square(image, inputs.image_size)
+        else:
+            square = read_center(image, inputs.short_side, inputs.image_size, inputs.interpolation)
         if self.inputs.channels == 1:  # ITU-R 601 luma, as Pillow converts to grey
             weights = torch.tensor([0.299, 0.587, 0.114])
             square = (square.float() * weights[:, None, None]).sum(dim=0, keepdim=True).round().byte()
@@ -97,13 +102,13 @@ class Trained:
     def read(self, path: Path | str) -> Tensor:
         """(channels, image_size, image_size) uint8 of a file; a ValueError names one that cannot be read."""
         try:
-            with Image.open(path) as image:
+            with Image.open(path, formats=FORMATS) as image:
                 return self.prepare(image)
         except Exception as error:  # a broken file can raise nearly anything
             raise ValueError(f"{path} cannot be read as an image: {error}") from error
 
 
-def find_images(paths: Sequence[Path]) -> Iterator[Path]:
+def list_images(paths: Sequence[Path]) -> Iterator[Path]:
     """Image files: those named, and all inside of folders that are named, in a fixed order."""
     for path in paths:
         if path.is_dir():
@@ -120,16 +125,21 @@ def find_images(paths: Sequence[Path]) -> Iterator[Path]:
 def load_trained(path: Path | str, device: torch.device | str = "cpu") -> Trained:
     """The network of a finished run's folder, or of a file that `export_run` wrote."""
     path, device = Path(path), torch.device(device)
-    return load_exported(path, device) if path.suffix == SUFFIX else load_run(find_run(path), device)
+    return load_exported(path, device) if path.suffix == EXPORT_SUFFIX else load_run(find_run(path), device)
 
 
 def load_run(run: Run, device: torch.device) -> Trained:
     """The network of a finished run."""
+    if run.recipe.train == "head":
+        raise ValueError(
+            f"{run.folder} trained only a linear head on features, which cannot be used on images; "
+            "train with --train all"
+        )
     inputs, row = read_inputs(run.folder), run.result() or {}
-    model = build_model(run.recipe.model, len(inputs.class_names), channels=inputs.channels, seed=0)
+    model = build_for(run.recipe.model, inputs)
     about = {name: row.get(name) for name in ("method", "seed", "accuracy", "fingerprint", "version")}
     return Trained(
-        load_weights(run, to_device(model, device)),
+        load_run_weights(run, to_device(model, device)),
         inputs,
         float(row["fitted_temperature"]),
         run.recipe.model,
@@ -138,7 +148,13 @@ def load_run(run: Run, device: torch.device) -> Trained:
     )
 
 
-def load_weights(run: Run, model: nn.Module) -> nn.Module:
+def build_for(name: str, inputs: InputFormat) -> nn.Module:
+    """A network with random weights for such inputs."""
+    size, channels = inputs.image_size, inputs.channels
+    return build_model(name, len(inputs.class_names), channels=channels, seed=0, image_size=size)
+
+
+def load_run_weights(run: Run, model: nn.Module) -> nn.Module:
     """The model with the weights that the run was tested with: averaged weights if the recipe sets ema."""
     state, refused = run.load(next(model.parameters()).device)
     if state is None:
@@ -181,8 +197,8 @@ def export_run(folder: Path, to: Path) -> tuple[Path, Path]:
     """
     from safetensors.torch import save
 
-    if to.suffix != SUFFIX:
-        raise ValueError(f"--to must end in {SUFFIX}, got {to}")
+    if to.suffix != EXPORT_SUFFIX:
+        raise ValueError(f"--to must end in {EXPORT_SUFFIX}, got {to}")
     trained = load_trained(folder)
     about = {
         "model": trained.model_name,
@@ -211,15 +227,15 @@ def load_exported(path: Path, device: torch.device) -> Trained:
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ValueError(f"{path} was not written by icmixup export ({error})") from error
     lists: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in about.items()}
-    inputs = Inputs(**{name: lists.pop(name) for name in Inputs._fields})
+    inputs = InputFormat(**{name: lists.pop(name) for name in InputFormat._fields if name in lists})
     name, temperature = lists.pop("model"), float(lists.pop("temperature"))
-    model = build_model(name, len(inputs.class_names), channels=inputs.channels, seed=0)
-    copy_weights(model, weights, path)
+    model = build_for(name, inputs)
+    restore_weights(model, weights, path)
     return Trained(to_device(model, device).eval(), inputs, temperature, name, None, lists)
 
 
 @torch.no_grad()
-def copy_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
+def restore_weights(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
     """Copy weights by name.
 
     load_state_dict expects counters of BatchNorm, which our networks do not have, in a file without torch's

@@ -1,0 +1,167 @@
+"""Image files of any format and colour mode, decoded to RGB bytes."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image, ImageOps
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
+# Pillow reads many more formats, whose decoders are rarely used and rarely tested.
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
+INTERPOLATIONS = {
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "nearest": Image.Resampling.NEAREST,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+LONGEST = 3  # times the short side: of a longer photo, the centre is kept
+ORIENTATION, TURNED = 0x0112, (5, 6, 7, 8)  # the EXIF tag, and its values that exchange height and width
+REDUCING_GAP = 2  # a JPEG is decoded at a half, quarter or eighth of its size if that is twice what is needed
+Item = TypeVar("Item")
+Output = TypeVar("Output")
+
+
+class ImageFile(NamedTuple):
+    """A labelled image file that has not been read yet; `path` is None for a row of a table."""
+
+    name: str
+    open: Callable[[], IO[bytes]]
+    label: int
+    path: Path | None = None
+
+
+class Shape(NamedTuple):
+    """Size of a photo in pixels."""
+
+    height: int
+    width: int
+
+    def resized(self, short_side: int) -> Shape:
+        """With the given short side and the same aspect ratio, up to LONGEST : 1."""
+        short, long = sorted(self)
+        # Rounded down, as torchvision and timm do.
+        longer = min(int(short_side * long / short), LONGEST * short_side)
+        return Shape(longer, short_side) if self.height > self.width else Shape(short_side, longer)
+
+
+def map_in_parallel(
+    function: Callable[[Item], Output], items: Sequence[Item], text: str, show_progress: bool
+) -> list[Output]:
+    """function(item) for all items, in threads: Pillow releases the GIL while it decodes and resizes."""
+    console = Console(stderr=True)
+    with ThreadPoolExecutor(os.cpu_count()) as pool, ignore_large_images():
+        results = pool.map(function, items)
+        return list(track(results, text, len(items), console=console, disable=not show_progress))
+
+
+@contextmanager
+def ignore_large_images() -> Iterator[None]:
+    """No warning about images above 89 megapixels; above 179, Pillow raises an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        yield
+
+
+def read_shape(file: ImageFile) -> Shape | str:
+    """Size of an image as it is displayed, from its header; or why it cannot be read."""
+    try:
+        with file.open() as stream, Image.open(stream, formats=FORMATS) as image:
+            return displayed_shape(image)
+    except Exception as error:
+        return describe_error(error)
+
+
+def displayed_shape(image: Image.Image) -> Shape:
+    """Size of an image after its EXIF rotation."""
+    turned = image.getexif().get(ORIENTATION) in TURNED
+    return Shape(image.width, image.height) if turned else Shape(image.height, image.width)
+
+
+def describe_error(error: Exception) -> str:
+    """The reason why a file cannot be read; a broken file can raise nearly anything."""
+    text = str(error)
+    # Pillow names the stream that it was given, which is not the name of a file.
+    return "not an image in a known format" if "cannot identify" in text else text or type(error).__name__
+
+
+def decode_square(file: ImageFile, size: int) -> Tensor | str:
+    """(3, size, size) uint8 of an image, or why it cannot be read."""
+    try:
+        with file.open() as stream, Image.open(stream, formats=FORMATS) as image:
+            return to_square(image, size)
+    except Exception as error:
+        return describe_error(error)
+
+
+def to_square(image: Image.Image, size: int) -> Tensor:
+    """(3, size, size) uint8: rotated according to EXIF, converted to RGB, centre-cropped and resized.
+
+    Transparent pixels become white, 16-bit grey keeps its upper 8 bits, and of an animation the first frame
+    is read.
+    """
+    rgb = to_rgb(ImageOps.exif_transpose(image))
+    if rgb.size != (size, size):
+        rgb = ImageOps.fit(rgb, (size, size), Image.Resampling.BICUBIC)
+    return torch.from_numpy(np.array(rgb)).permute(2, 0, 1).contiguous()
+
+
+def decode_photo(
+    file: ImageFile, short_side: int, interpolation: str, shape: Shape
+) -> npt.NDArray[np.uint8] | str:
+    """(height, width, 3) of a photo with the given short side, or why it cannot be read.
+
+    Args:
+        shape: of the result, as `read_shape(file).resized(short_side)` predicts it.
+    """
+    try:
+        with file.open() as stream, Image.open(stream, formats=FORMATS) as image:
+            if displayed_shape(image).resized(short_side) != shape:
+                return "changed while the photos were read"
+            image.draft(image.mode, (REDUCING_GAP * shape.width, REDUCING_GAP * shape.height))
+            return np.asarray(to_shape(image, shape, INTERPOLATIONS[interpolation]))
+    except Exception as error:
+        return describe_error(error)
+
+
+def to_shape(image: Image.Image, shape: Shape, filter: Image.Resampling) -> Image.Image:
+    """The image resized to a shape; what has another aspect ratio is cropped to its centre."""
+    rgb = to_rgb(ImageOps.exif_transpose(image))
+    size = (shape.width, shape.height)
+    if max(rgb.size) > LONGEST * min(rgb.size):
+        return ImageOps.fit(rgb, size, filter)
+    return rgb if rgb.size == size else rgb.resize(size, filter)
+
+
+def read_center(image: Image.Image, short_side: int, size: int, interpolation: str) -> Tensor:
+    """(3, size, size) uint8: the centre of a photo as `Photos.square` returns it."""
+    shape = displayed_shape(image).resized(short_side)
+    image.draft(image.mode, (REDUCING_GAP * shape.width, REDUCING_GAP * shape.height))
+    pixels = torch.from_numpy(np.array(to_shape(image, shape, INTERPOLATIONS[interpolation])))
+    top, left = (round((side - size) / 2) for side in shape)
+    return pixels[top : top + size, left : left + size].permute(2, 0, 1).contiguous()
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Convert an image of any Pillow mode to RGB."""
+    if image.mode == "F":
+        raise ValueError("floating-point pixels have no known range: save the image with 8 bits per channel")
+    if image.mode.startswith("I"):  # convert("RGB") would clip 16-bit values at 255
+        image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image)
+    return image.convert("RGB")

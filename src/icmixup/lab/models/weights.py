@@ -1,0 +1,154 @@
+"""Pretrained weights: files read safely, loaded into a network, and a report of what was loaded.
+
+A file is in the safetensors format, or a state dict that torch.load reads with weights_only: nothing in it
+is executed. The tensors may be in an entry of the file such as "state_dict", and have a prefix such as
+"module.".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+State = dict[str, Tensor]
+# Where training scripts keep the weights in a checkpoint, an average of them first.
+ENTRIES = (
+    "state_dict_ema",
+    "model_ema",
+    "average",
+    "state_dict",
+    "model",
+    "model_state_dict",
+    "net",
+    "weights",
+)
+PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.", "encoder.")
+ENOUGH = 0.9  # share of the tensors below the head that must fit
+COUNTER = "num_batches_tracked"  # of BatchNorm, which nothing reads here
+NAMED = 4  # tensors that a message names
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What a file gave a network. All names are those of tensors, without BatchNorm's counters."""
+
+    loaded: tuple[str, ...]
+    head: tuple[str, ...]  # of the network, newly initialised
+    missing: tuple[str, ...]  # of the network below its head, not in the file or of another shape
+    unused: tuple[str, ...]  # of the file
+
+    def __str__(self) -> str:
+        parts = [f"{len(self.loaded)} tensors loaded", f"new head ({', '.join(self.head) or 'none'})"]
+        if self.missing:
+            parts.append(f"{len(self.missing)} not in the file and random ({name_some(self.missing)})")
+        if self.unused:
+            parts.append(f"{len(self.unused)} of the file not used ({name_some(self.unused)})")
+        return ", ".join(parts)
+
+
+class WeightsDoNotFit(ValueError):
+    """Too few tensors of a file fit a network."""
+
+
+def read_weights(path: Path) -> State:
+    """The tensors of a file, by name; a ValueError says why a file cannot be used."""
+    if not path.is_file():
+        raise ValueError(f"no weights file {str(path)!r}; pass --weights FILE or --weights pretrained")
+    if path.suffix == ".safetensors":
+        return read_safetensors(path)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, EOFError, RuntimeError, LookupError, ValueError, TypeError) as error:
+        raise ValueError(
+            f"{path} is not a state dict that torch can read safely (weights_only): save model.state_dict(), "
+            "or use a safetensors file"
+        ) from error
+    state = find_state(content)
+    if not state:
+        raise ValueError(f"{path} has no tensors by name; save model.state_dict()")
+    return state
+
+
+def read_safetensors(path: Path) -> State:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"reading {path} needs the package safetensors: pip install safetensors, or icmixup[timm]"
+        ) from error
+    try:
+        return dict(load_file(path))
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a safetensors file, or is damaged: {error}") from error
+
+
+def find_state(content: object) -> State:
+    """The tensors of a checkpoint, without the entry and the prefix they lie under."""
+    if not isinstance(content, Mapping):
+        return {}
+    for entry in ENTRIES:
+        if isinstance(content.get(entry), Mapping):
+            return find_state(content[entry])
+    state = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+    return strip_prefixes(state)
+
+
+def strip_prefixes(state: State) -> State:
+    """Remove prefixes that all tensors share."""
+    for prefix in PREFIXES:
+        if state and all(name.startswith(prefix) for name in state):
+            return strip_prefixes({name.removeprefix(prefix): value for name, value in state.items()})
+    return state
+
+
+def digest_file(path: Path) -> str:
+    """The first ten hexadecimal digits of a file's SHA-256."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:10]
+
+
+def match_weights(model: nn.Module, state: State, head: tuple[str, ...]) -> LoadReport:
+    """Which tensors of a file fit a network, by name and shape.
+
+    Args:
+        head: names of the modules that are replaced; () keeps the file's head.
+    """
+    own = {name: value for name, value in model.state_dict().items() if not name.endswith(COUNTER)}
+    in_head = tuple(name for name in own if name.rpartition(".")[0] in head)
+    body = [name for name in own if name not in in_head]
+    loaded = tuple(name for name in body if name in state and state[name].shape == own[name].shape)
+    used = {*loaded, *in_head}
+    return LoadReport(
+        loaded=loaded,
+        head=in_head,
+        missing=tuple(name for name in body if name not in loaded),
+        unused=tuple(
+            name
+            for name in state
+            if name not in used and not name.endswith(COUNTER) and name.rpartition(".")[0] not in head
+        ),
+    )
+
+
+def fits(report: LoadReport) -> bool:
+    return len(report.loaded) >= ENOUGH * (len(report.loaded) + len(report.missing))
+
+
+@torch.no_grad()
+def copy_weights(model: nn.Module, state: State, report: LoadReport) -> None:
+    """Copy the tensors that fit, and BatchNorm's counters where both have them."""
+    own = model.state_dict()
+    counters = (name for name in own if name.endswith(COUNTER) and name in state)
+    for name in (*report.loaded, *counters):
+        own[name].copy_(state[name])
+
+
+def name_some(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")

@@ -1,0 +1,145 @@
+"""The training images of each epoch: shuffled, augmented, at fixed addresses for captured steps.
+
+Small images are augmented once per epoch, all at once: `Feed`. Photos are augmented batch by batch, just
+before the step that uses them: `PhotoFeed`. What is drawn depends on the seed and the epoch only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+import torch
+from torch import Tensor
+
+from icmixup.lab.augment import (
+    Augmentations,
+    Drawn,
+    apply_augmentation,
+    augment,
+    draw_augmentation,
+    resize_each,
+    resize_windows,
+)
+from icmixup.lab.datasets import Photos, Split
+from icmixup.lab.training.ranks import rank, world_size
+from icmixup.lab.training.recipe import Recipe, derive_seed, images_per_epoch, learning_rate
+from icmixup.lab.training.step import Epoch
+
+STEPS_AHEAD = 2  # that the host may prepare before a GPU has done them: each holds a batch of photos
+
+
+def make_feed(recipe: Recipe, train: Split) -> Feed:
+    """The feed that suits the images."""
+    return PhotoFeed(recipe, train) if isinstance(train.images, Photos) else Feed(recipe, train)
+
+
+def augmentations(recipe: Recipe) -> Augmentations:
+    """The settings of a recipe."""
+    return Augmentations(**{name: getattr(recipe, name) for name in Augmentations._fields})
+
+
+def crop_photos(photos: Photos, boxes: Tensor) -> Tensor:
+    """(B, 3, side, side) uint8 on the device: the boxes of the photos, resized."""
+    if photos.device.type == "cpu":
+        return resize_each(photos.crops(boxes), photos.image_size)
+    return resize_windows(photos.windows(boxes), boxes, photos.image_size)
+
+
+class Feed:
+    """Images of a tensor, or features: an epoch of them in one buffer."""
+
+    def __init__(self, recipe: Recipe, train: Split) -> None:
+        self.recipe, self.train = recipe, train
+        self.device = train.images.device
+        self.settings = augmentations(recipe)
+        self.count = images_per_epoch(recipe, len(train))
+        self.generator = self.make_generator()
+        shape = (self.buffer_size(), *train.images.shape[1:])
+        self.epoch = Epoch(
+            torch.empty(shape, dtype=train.images.dtype, device=self.device),
+            torch.empty_like(train.labels[: self.count]),
+            torch.empty(math.ceil(self.count / recipe.batch_size), device=self.device),
+            recipe.batch_size,
+        )
+
+    def make_generator(self) -> torch.Generator:
+        return torch.Generator(self.device)
+
+    def buffer_size(self) -> int:
+        """Images that the buffer holds at a time."""
+        return self.count
+
+    def fill(self, number: int) -> None:
+        """Shuffle and augment the images of epoch `number`, and set the learning rate of every step."""
+        self.generator.manual_seed(derive_seed(self.recipe.seed, number, "order"))
+        rows = torch.randperm(len(self.train), generator=self.generator, device=self.generator.device)
+        rows = rows[: self.count]
+        self.epoch.labels.copy_(self.train.labels[rows.to(self.device)])
+        self.fill_images(rows)
+        steps = len(self.epoch.lrs)
+        lrs = [learning_rate(self.recipe, number + k / steps) for k in range(steps)]
+        self.epoch.lrs.copy_(torch.tensor(lrs))
+
+    def fill_images(self, rows: Tensor) -> None:
+        images = self.train.images
+        assert isinstance(images, Tensor)
+        images = images[rows]
+        if images.dim() == 4:  # features are not augmented
+            images = augment(images, generator=self.generator, **self.settings._asdict())
+        self.epoch.images.copy_(images)
+
+    def prepare(self, step: int) -> None:
+        """Make the images of a step available; here they are."""
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor, bool]:
+        """Images and labels of this rank, learning rate, and whether the batch is complete."""
+        self.prepare(step)
+        images, labels, lr, whole = self.epoch.batch(step)
+        own = slice(rank(), None, world_size())
+        return images[own], labels[own], lr, whole
+
+
+class PhotoFeed(Feed):
+    """Photos: the numbers of an epoch are drawn at once, and its images are made batch by batch."""
+
+    def __init__(self, recipe: Recipe, train: Split) -> None:
+        super().__init__(recipe, train)
+        assert isinstance(train.images, Photos)
+        self.photos = train.images
+        self.drawn: Drawn | None = None
+        self.marks: deque[torch.cuda.Event] = deque()  # of the last steps
+
+    def make_generator(self) -> torch.Generator:
+        return torch.Generator()  # on the CPU, which has to know the boxes
+
+    def buffer_size(self) -> int:
+        return min(self.recipe.batch_size, self.count)
+
+    def fill_images(self, rows: Tensor) -> None:
+        images = self.train.images
+        assert isinstance(images, Photos)
+        self.photos = images[rows]
+        self.drawn = draw_augmentation(self.photos.shape, self.settings, self.generator, self.photos.sizes)
+
+    def prepare(self, step: int) -> None:
+        """Crop and augment the photos of a step; of several ranks, each makes its own images."""
+        self.limit_lead()
+        size = self.recipe.batch_size
+        own = slice(step * size + rank(), (step + 1) * size, world_size())
+        photos, drawn = self.photos[own], self.drawn_rows(own)
+        squares = photos.square() if drawn.boxes is None else crop_photos(photos, drawn.boxes)
+        augmented = apply_augmentation(squares, drawn, self.settings)
+        self.epoch.images[rank() : rank() + len(photos) * world_size() : world_size()] = augmented
+
+    def drawn_rows(self, rows: slice) -> Drawn:
+        assert self.drawn is not None, "fill comes before prepare"
+        return self.drawn.rows(rows)
+
+    def limit_lead(self) -> None:
+        """Wait until the GPU has done all but the last steps: batches in preparation take memory."""
+        if self.device.type != "cuda":
+            return
+        self.marks.append(torch.cuda.current_stream(self.device).record_event())
+        if len(self.marks) > STEPS_AHEAD:
+            self.marks.popleft().synchronize()

@@ -1,0 +1,135 @@
+"""Pretrained weights and features on the command line: the default recipe, notes, errors, one comparison."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from icmixup.lab.cli import main, parse
+from icmixup.lab.cli.compare import default_recipe
+from icmixup.lab.models import build_model
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    path = tmp_path / "weights.pt"
+    torch.save(build_model("small-cnn", 4, channels=1, seed=7).state_dict(), path)
+    return path
+
+
+@pytest.fixture
+def features(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    labels = np.arange(90) % 3
+    rows = random.normal(size=(90, 8)) + 4 * np.eye(3, 8)[labels]
+    path = tmp_path / "features.npz"
+    np.savez(
+        path,
+        train_features=rows[:60],
+        train_labels=labels[:60],
+        test_features=rows[60:],
+        test_labels=labels[60:],
+        class_names=np.array(["cat", "dog", "owl"]),
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("args", "name"),
+    [
+        (["digits"], "quick"),
+        (["digits", "--weights", "a.pt"], "finetune"),
+        (["digits", "--weights", "a.pt", "--train", "head"], "head"),
+        (["some/features.npz"], "head"),
+    ],
+)
+def test_weights_and_features_choose_the_recipe(args: list[str], name: str) -> None:
+    assert default_recipe(parse(["compare", *args], "quick", "paper")) == name
+
+
+def test_finetune_is_the_recipe_of_the_issue_unless_flags_change_it() -> None:
+    flags = parse(["compare", "digits", "--weights", "a.pt", "--lr", "1e-3"], "finetune", "paper")
+    recipe = flags.shared_recipe()
+    assert (recipe.optimizer, recipe.lr, recipe.lr_batch, recipe.weight_decay) == ("adamw", 1e-3, 128, 0.05)
+    assert (recipe.warmup_fraction, recipe.schedule, recipe.clip_norm) == (0.1, "cosine", 1.0)
+    assert (recipe.epochs, recipe.min_steps, recipe.decay_norms) == (20, 1000, False)
+    assert (recipe.random_resized_crop, recipe.flip, recipe.rotation) == (0.2, True, 0.0)
+    given = parse(["compare", "digits", "--weights", "a.pt", "--epochs", "3"], "finetune", "paper")
+    assert (given.shared_recipe().epochs, given.shared_recipe().min_steps) == (3, 0)
+
+
+def test_compare_on_features_needs_no_images_and_no_timm(
+    features: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    out = tmp_path / "runs"
+    args = ["--seeds", "2", "--batch-size", "20", "--device", "cpu"]
+    assert main(["compare", str(features), "--out", str(out), *args]) == 0
+    stored = json.loads((out / "comparison.json").read_text())
+    assert set(stored["methods"]) == {"erm", "mixup", "ic-mixup", "regmixup", "ic-regmixup"}
+    assert stored["recipe"]["model"] == "linear"
+    assert all(entry["mean"] > 80 for entry in stored["methods"].values())
+    assert "linear, 234 epochs of 60 images" in " ".join(capsys.readouterr().err.split())
+
+
+def test_compare_trains_heads_and_prints_what_was_loaded(
+    weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    args = ["compare", "digits", "--per-class", "10", "--model", "small-cnn", "--weights", str(weights)]
+    args += ["--train", "head", "--methods", "erm", "ic-mixup", "--seeds", "2", "--epochs", "3"]
+    args += ["--batch-size", "50", "--out", str(tmp_path / "runs"), "--device", "cpu"]
+    assert main(args) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "tensors loaded, new head (classifier.weight, classifier.bias)" in said
+    assert "computed once without augmentation; methods mix the features" in said
+    (cached,) = (tmp_path / "runs" / "features").glob("*.npz")
+    written = cached.stat().st_mtime_ns
+    weights.write_bytes(weights.read_bytes())  # the same content: nothing is trained or computed again
+    assert main(args) == 0
+    assert cached.stat().st_mtime_ns == written
+    torch.save(build_model("small-cnn", 4, channels=1, seed=8).state_dict(), weights)
+    assert main(args) == 0  # other weights: other runs and other features
+    assert len(list((tmp_path / "runs" / "features").glob("*.npz"))) == 2
+    assert len(list((tmp_path / "runs").glob("digits*"))) == 8
+
+
+def test_fine_tuning_lengthens_short_runs_and_says_so(
+    weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    args = ["train", "--dataset", "digits", "--per-class", "10", "--model", "small-cnn", "--weights"]
+    args += [
+        str(weights),
+        "--batch-size",
+        "50",
+        "--min-steps",
+        "60",
+        "--out",
+        str(tmp_path),
+        "--device",
+        "cpu",
+    ]
+    assert main(args) == 0
+    captured = capsys.readouterr()
+    assert "30 epochs instead of 20, for at least 60 steps" in " ".join(captured.err.split())
+    assert "epoch 30/30" in captured.out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["digits", "--train", "head"], "--train head needs the features of pretrained weights"),
+        (["digits", "--model", "small-cnn", "--weights", "nowhere.pt"], "no weights file 'nowhere.pt'"),
+        (["digits", "--model", "small-cnn", "--weights", "pretrained"], "has no pretrained weights"),
+        (["nowhere.npz"], "no file 'nowhere.npz'"),
+        (["nowhere.npz", "--methods", "erm", "cutmix"], "cutmix: methods that cut regions"),
+        (["nowhere.npz", "--weights", "a.pt"], "holds features, so --weights has no use"),
+    ],
+)
+def test_errors_are_one_line(args: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(["compare", *args, "--device", "cpu"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert message in said
+    assert len(said.splitlines()) == 1
