@@ -567,6 +567,15 @@ def test_one_setting_over_several_methods_changes_those_that_use_it(name: str) -
         assert after == (settings[entry.name] if used else before)
 
 
+def test_arguments_of_another_type_are_named(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    with pytest.raises(TypeError, match=r"method must be a Method or a name of METHODS, got NoneType"):
+        training_loss(model, images, labels, None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"labels must be a torch.Tensor, got list"):
+        training_loss(model, images, labels.tolist(), "mixup")
+    with pytest.raises(TypeError, match=r"targets must be a torch.Tensor, got list"):
+        infinite_class_loss(model(images), labels.tolist())
+
+
 # Inputs and outputs other than one tensor
 
 
