@@ -46,7 +46,7 @@ CHOICES: dict[str, dict[str, Any]] = {
 }
 
 # What each rank of a disagreement brings, and what the error must name.
-QUARRELS: dict[str, tuple[Callable[[int], dict[str, Any]], str]] = {
+DISAGREEMENTS: dict[str, tuple[Callable[[int], dict[str, Any]], str]] = {
     "classes": (lambda rank: {"classes": C + rank}, "classes: 5, 6"),
     "axes": (lambda rank: {"axes": (("class",), ("class", "pair"))[rank]}, "axes: "),
     "bfloat16": (
@@ -106,10 +106,10 @@ def gather_losses(rank: int, sizes: tuple[int, ...]) -> dict[str, Any]:
     return found
 
 
-def quarrel(rank: int, sizes: tuple[int, ...]) -> dict[str, Any]:
+def disagree(rank: int, sizes: tuple[int, ...]) -> dict[str, Any]:
     """What each disagreement raises here, and after how long; the ranks must be able to talk afterwards."""
     found = {}
-    for name, (bring, _) in QUARRELS.items():
+    for name, (bring, _) in DISAGREEMENTS.items():
         brought = bring(min(rank, 1))
         _, targets = make_batch(sizes[rank], brought.pop("classes", C))
         scores = targets.to(brought.pop("dtype", torch.float32)).requires_grad_()
@@ -191,7 +191,7 @@ def start_rank(rank: int, sizes: tuple[int, ...], port: int, folder: Path) -> No
         timeout=timedelta(seconds=SECONDS),
     )
     works = (
-        *(gather_losses, quarrel, wrapped_gradients, validate_alone),
+        *(gather_losses, disagree, wrapped_gradients, validate_alone),
         *(second_derivative, manifold_gradients),
     )
     found = {work.__name__: work(rank, sizes) for work in works}
@@ -271,15 +271,15 @@ def test_negatives_of_other_ranks_change_the_loss(losses: list[dict[str, Any]]) 
 
 
 def test_ranks_that_disagree_all_say_on_what_and_none_waits(found: list[dict[str, Any]]) -> None:
-    for name, (_, words) in QUARRELS.items():
+    for name, (_, words) in DISAGREEMENTS.items():
         for each in found:
-            assert name in each["quarrel"], f"{name}: no error"
-            message, seconds = each["quarrel"][name]
+            assert name in each["disagree"], f"{name}: no error"
+            message, seconds = each["disagree"][name]
             assert message.startswith("the ranks disagree on "), message
             assert words in message
             assert "gather=False" in message
             assert seconds < SECONDS / 2
-    assert all(each["quarrel"]["talk"] == len(found) for each in found)
+    assert all(each["disagree"]["talk"] == len(found) for each in found)
 
 
 def test_ddp_gives_the_gradient_of_one_process_in_one_pass_and_in_parts(found: list[dict[str, Any]]) -> None:

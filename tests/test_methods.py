@@ -481,6 +481,7 @@ BAD_ROWS: dict[str, tuple[str, dict[str, Any]]] = {
         {"axes": AXES, "temperature": math.inf},
     ),
     "prob": (r"prob must be the probability .* got 1.5", {"prob": 1.5}),
+    "prob true": (r"prob must be the probability .* got True", {"prob": True}),
     "prob nan": (r"prob must be the probability .* got nan", {"prob": math.nan}),
     "switch_prob": (r"switch_prob must be .* got -0.1", {"draw": "either", "switch_prob": -0.1}),
     "kappa": (r"kappa must be at least 1.* got 0.9", {"draw": "remix", "kappa": 0.9}),
@@ -564,6 +565,15 @@ def test_one_setting_over_several_methods_changes_those_that_use_it(name: str) -
         before, after = (getattr(method, entry.name) for method in (METHODS[name], changed))
         used = entry.name in settings and METHODS[name].uses(entry.name)
         assert after == (settings[entry.name] if used else before)
+
+
+def test_arguments_of_another_type_are_named(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    with pytest.raises(TypeError, match=r"method must be a Method or a name of METHODS, got NoneType"):
+        training_loss(model, images, labels, None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"labels must be a torch.Tensor, got list"):
+        training_loss(model, images, labels.tolist(), "mixup")
+    with pytest.raises(TypeError, match=r"targets must be a torch.Tensor, got list"):
+        infinite_class_loss(model(images), labels.tolist())
 
 
 # Inputs and outputs other than one tensor

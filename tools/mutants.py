@@ -95,8 +95,8 @@ PAIRS = [
     ),
     (
         "Remix moves pixels, not labels",
-        "_replace(lam=pairs.lam.masked_fill(",
-        "_replace(weight=pairs.lam.masked_fill(",
+        "Pairs(pairs.partner, pairs.weight, lam_y)",
+        "Pairs(pairs.partner, lam_y, pairs.lam)",
     ),
     ("Remix: top class for the expected size", "labels.float() @ counts", "counts[labels.argmax(dim=1)]"),
     ("Remix: bytes as a mask", "counts[labels.long()]", "counts[labels]"),
@@ -104,8 +104,8 @@ PAIRS = [
     ("Remix: tau 0.4", "tau: float = 0.5", "tau: float = 0.4"),
     (
         "CutMix lam not read off the mask",
-        "_replace(weight=weight, lam=weight.flatten(1).mean(dim=1))",
-        "_replace(weight=weight)",
+        "Pairs(pairs.partner, weight, weight.flatten(1).mean(dim=1))",
+        "Pairs(pairs.partner, weight, pairs.lam)",
     ),
     ("CutMix: square root in every dimension", "** (1 / len(size)) / 2", "** 0.5 / 2"),
     ("CutMix: box of double width", "** (1 / len(size)) / 2", "** (1 / len(size))"),
@@ -140,11 +140,11 @@ PAIRS = [
     ),
     ("virtual: no class has an image", "    check_some_size(counts)\n", ""),
     ("prob turned round", "generator) >= prob", "generator) < prob"),
-    ("unmixed pixels with mixed labels", "lam=torch.where(pure, 1.0, pairs.lam)", "lam=pairs.lam"),
+    ("unmixed pixels with mixed labels", "weight, torch.where(pure, 1.0, pairs.lam))", "weight, pairs.lam)"),
     (
         "mixed pixels with unmixed labels",
-        "_replace(weight=weight, lam=torch.where",
-        "_replace(lam=torch.where",
+        "Pairs(pairs.partner, weight, torch.where",
+        "Pairs(pairs.partner, pairs.weight, torch.where",
     ),
 ]
 
@@ -315,7 +315,7 @@ HIDDEN = [
     ),
     (
         "mixes at every place",
-        "here = pairs._replace(weight=torch.where(chosen, pairs.weight, 1.0))",
+        "here = Pairs(pairs.partner, torch.where(chosen, pairs.weight, 1.0), pairs.lam)",
         "here = pairs",
     ),
     ("always the first place", "place.floor() == number", "torch.zeros_like(place) == number"),

@@ -40,8 +40,18 @@ def can_look_at(values: Tensor) -> bool:
     return values.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
+def check_tensor(name: str, value: object) -> None:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(
+            f"{name} must be a torch.Tensor, got {type(value).__name__}; convert with torch.as_tensor"
+        )
+
+
 def check_batch(labels: Tensor) -> None:
     """Of labels whose length alone matters."""
+    check_tensor("labels", labels)
     if labels.dim() not in (1, 2) or len(labels) == 0:
         raise ValueError(
             f"labels have shape {tuple(labels.shape)}; expected at least one image, "

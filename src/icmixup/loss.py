@@ -23,6 +23,7 @@ from icmixup._checks import (
     check_label_rows,
     check_rows,
     check_switches,
+    check_tensor,
 )
 from icmixup.contrast import Fused, Losses, Request, choose
 from icmixup.contrast.plain import own_cross_entropy, target_keys
@@ -109,6 +110,8 @@ def infinite_class_loss(
     options = Options(axes, negatives, temperature, duplicates, centred, reduction, fused)
     check_choices(axes, negatives, temperature, duplicates, reduction)
     check_switches(centred, gather, fused)
+    check_tensor("scores", scores)
+    check_tensor("targets", targets)
     if targets.dim() == 1:
         return label_loss(scores, targets, virtual, reduction)
     check_rows(scores, targets)

@@ -173,6 +173,13 @@ METHODS = {
 }
 
 
+def as_method(method: Method | str) -> Method:
+    """A method by its name; a Method stays as it is."""
+    if not isinstance(method, Method | str):
+        raise TypeError(f"method must be a Method or a name of METHODS, got {type(method).__name__}")
+    return find_method(method) if isinstance(method, str) else method
+
+
 def find_method(name: str) -> Method:
     if name not in METHODS:
         near = get_close_matches(name, METHODS, n=3)

@@ -11,7 +11,7 @@ from torch.utils.data import get_worker_info
 from icmixup._checks import check_counts, check_label_types, check_whole
 from icmixup.inputs import Inputs, first_tensor, mix_batch
 from icmixup.loss import label_loss
-from icmixup.methods import Method, find_method
+from icmixup.methods import Method, as_method
 from icmixup.objective import draw_pairs, mixed_loss, needs_class_counts
 from icmixup.pairs import mix_targets, unmixed
 
@@ -50,7 +50,7 @@ class Mixer:
         generator: torch.Generator | None = None,
     ) -> None:
         name = repr(method) if isinstance(method, str) else "this method"
-        self.method = find_method(method) if isinstance(method, str) else method
+        self.method = as_method(method)
         check_expressible(self.method, name)
         check_whole("num_classes", num_classes, 2)
         needs_class_counts(self.method, class_counts)
@@ -122,7 +122,7 @@ class MethodLoss(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        self.method = find_method(method) if isinstance(method, str) else method
+        self.method = as_method(method)
         needs_class_counts(self.method, class_counts)
         self.generator = generator
         self.register_buffer("class_counts", class_counts, persistent=False)

@@ -10,7 +10,7 @@ from icmixup._checks import check_counts, check_label_types, check_labels, check
 from icmixup.hidden import check_none_compiled, hidden_modules, mix_somewhere
 from icmixup.inputs import Inputs, call_model, first_tensor, join_batches, mix_batch
 from icmixup.loss import infinite_class_loss
-from icmixup.methods import Method, find_method
+from icmixup.methods import Method, as_method
 from icmixup.pairs import (
     Pairs,
     class_shares,
@@ -55,7 +55,7 @@ def training_loss(
     Returns:
         Scalar.
     """
-    method = find_method(method) if isinstance(method, str) else method
+    method = as_method(method)
     check_label_types(labels)
     needs_class_counts(method, class_counts)
     if class_counts is not None:
