@@ -119,7 +119,7 @@ def mix_somewhere(
     with ExitStack() as stack:
         for number, module in enumerate(modules):
             chosen = like_inputs(place.floor() == number, pairs.weight)
-            here = pairs._replace(weight=torch.where(chosen, pairs.weight, 1.0))
+            here = Pairs(pairs.partner, torch.where(chosen, pairs.weight, 1.0), pairs.lam)
             stack.enter_context(mix_hidden(module, here))
         yield
 

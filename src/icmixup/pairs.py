@@ -119,7 +119,8 @@ def draw_remix(
     times_commoner = size / size[pairs.partner]
     to_partner = (times_commoner >= kappa) & (pairs.lam < tau)
     to_image = (times_commoner <= 1 / kappa) & (1 - pairs.lam < tau)
-    return pairs._replace(lam=pairs.lam.masked_fill(to_partner, 0.0).masked_fill(to_image, 1.0))
+    label_lam = pairs.lam.masked_fill(to_partner, 0.0).masked_fill(to_image, 1.0)
+    return Pairs(pairs.partner, pairs.weight, label_lam)
 
 
 def draw_cutmix(
@@ -151,7 +152,7 @@ def draw_cutmix(
         inside = inside & along.reshape(-1, 1, *(pixels if d == dim else 1 for d in range(len(size))))
     weight = 1.0 - inside.to(pairs.lam.dtype)
     # A box that leaves the image covers less than was drawn, so lam is read off the mask.
-    return pairs._replace(weight=weight, lam=weight.flatten(1).mean(dim=1))
+    return Pairs(pairs.partner, weight, weight.flatten(1).mean(dim=1))
 
 
 def draw_either(
@@ -221,7 +222,7 @@ def leave_unmixed(pairs: Pairs, prob: float, generator: torch.Generator | None =
     check_share("prob", prob, "the probability of mixing a batch")
     pure = draw_uniform((1,), pairs.lam.device, generator) >= prob
     weight = torch.where(like_inputs(pure, pairs.weight), 1.0, pairs.weight)
-    return pairs._replace(weight=weight, lam=torch.where(pure, 1.0, pairs.lam))
+    return Pairs(pairs.partner, weight, torch.where(pure, 1.0, pairs.lam))
 
 
 def mix_inputs(images: Tensor, pairs: Pairs) -> Tensor:

@@ -61,13 +61,13 @@ class _Chunked(torch.autograd.Function):
     def forward(ctx: Any, chunk_size: int, *fields: Any) -> tuple[Tensor, Tensor]:
         request = Request(*fields)
         row_sums = []
-        by_column = _no_sums(request.num_matched, request.scores)
+        by_column = _no_sums(request.num_matched(), request.scores)
         for chunk in _chunks(request, chunk_size):
             if request.rows:
                 empty = _no_sums(len(chunk.mixed), request.scores)
                 row_sums.append(_add_chunk(_biased(chunk, request.bias), empty, dim=1))
             if request.columns:
-                by_column = _add_chunk(_matched(chunk, request.num_matched), by_column, dim=0)
+                by_column = _add_chunk(_matched(chunk, request.num_matched()), by_column, dim=0)
         by_row = _join(row_sums, request.scores)
         tensors = (getattr(request, name) for name in TENSORS)
         ctx.save_for_backward(*tensors, *by_row[0], *by_row[1], *by_column[0], *by_column[1])
@@ -86,7 +86,7 @@ class _Chunked(torch.autograd.Function):
         tensors, sums = ctx.saved_tensors[: len(TENSORS)], ctx.saved_tensors[len(TENSORS) :]
         by_row, by_column = (Sums(*sums[:2]), Sums(*sums[2:4])), (Sums(*sums[4:6]), Sums(*sums[6:]))
         request: Request = ctx.options._replace(**dict(zip(TENSORS, tensors, strict=True)))
-        scores, num_matched = request.scores, request.num_matched
+        scores, num_matched = request.scores, request.num_matched()
         grad = torch.zeros_like(scores, dtype=_inner(scores))
         for chunk in _chunks(request, ctx.chunk_size):
             here = slice(chunk.start, chunk.start + len(chunk.mixed))
@@ -115,7 +115,7 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _chunks(request: Request, chunk_size: int) -> Iterator[Chunk]:
-    scores, (row_keys, column_keys) = request.scores, request.keys
+    scores, (row_keys, column_keys) = request.scores, request.keys()
     for start in range(0, len(scores), chunk_size):
         mixed = _product(scores[start : start + chunk_size].to(_inner(scores)), request.targets.T)
         own = torch.zeros_like(mixed, dtype=torch.bool)

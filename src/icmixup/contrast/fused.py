@@ -64,7 +64,7 @@ def contrast_fused(request: Request, tiles: tuple[int, ...] = ()) -> Losses:
     """
     if not torch.compiler.is_compiling():
         _check(request)
-    row_keys, column_keys = request.keys
+    row_keys, column_keys = request.keys()
     args = ForwardArgs(
         scores=request.scores,
         targets=request.targets,
@@ -74,7 +74,7 @@ def contrast_fused(request: Request, tiles: tuple[int, ...] = ()) -> Losses:
         offset=request.offset,
         rows=request.rows,
         columns=request.columns,
-        num_columns=request.num_matched,
+        num_columns=request.num_matched(),
         duplicates=request.duplicates,
         tiles=list(tiles),
     )
@@ -95,7 +95,7 @@ def _check(request: Request) -> None:
     R, K, offset = len(request.scores), len(request.targets), request.offset
     assert min(R, K) > 0, "empty batch"
     assert not request.rows or 0 <= offset <= K - R, "an image without its classifier"
-    matched = request.num_matched
+    matched = request.num_matched()
     assert not request.columns or (0 <= -offset <= R - matched and matched <= K), "a classifier without image"
 
 

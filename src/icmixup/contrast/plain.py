@@ -23,10 +23,10 @@ def contrast_plain(request: Request) -> Losses:
     """
     scores, targets, offset = request.scores, request.targets, request.offset
     mixed = scores @ targets.T
-    row_keys, column_keys = request.keys
+    row_keys, column_keys = request.keys()
     same = None if row_keys is None or column_keys is None else row_keys[:, None] == column_keys
     row_losses = column_losses = None
-    num_matched = request.num_matched
+    num_matched = request.num_matched()
     index = torch.arange(max(len(scores), num_matched), device=scores.device)
     if request.rows:
         own = index[: len(scores)] + offset if offset else index[: len(scores)]

@@ -44,12 +44,11 @@ class Request(NamedTuple):
     duplicates: Duplicates = "negative"
     reduction: Literal["none", "mean"] = "none"
 
-    @property
+    # Methods, not properties: torch 2.6 cannot trace properties of a NamedTuple.
     def num_matched(self) -> int:
         """Number of classifiers that have an image of their own."""
         return len(self.targets) if self.num_columns is None else self.num_columns
 
-    @property
     def keys(self) -> tuple[Tensor, Tensor] | tuple[None, None]:
         """Keys of rows and columns; None where equal targets need not be found."""
         if self.duplicates == "negative" or self.row_keys is None or self.column_keys is None:
