@@ -223,7 +223,13 @@ def test_only_modules_that_carry_the_whole_image_are_found() -> None:
 
 
 def test_looking_for_modules_changes_neither_model_nor_random_state() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.ReLU(), nn.Linear(8, 3))
+    class Noise(nn.Module):
+        """Draws in evaluation mode too."""
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return rows + 0 * torch.rand_like(rows)
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(), Noise(), nn.Linear(8, 3))
     model[2].eval()
     before, state = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
     assert hidden_modules(model, ROWS) == tuple(model[:4])
@@ -245,6 +251,20 @@ def test_a_body_and_a_head_are_mixed_within_the_body() -> None:
     body = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh())
     model = nn.Sequential(OrderedDict(body=body, head=nn.Linear(8, 3)))
     assert hidden_modules(model, ROWS) == hidden_modules(model) == tuple(body)
+
+
+def test_a_child_that_is_nearly_all_of_the_model_is_opened_and_a_container_with_a_forward_is_not() -> None:
+    class Dense(nn.ModuleDict):
+        """As a block of DenseNet: a ModuleDict that is called."""
+
+        def forward(self, rows: Tensor) -> Tensor:
+            for layer in self.values():
+                rows = torch.cat([rows[:, :4], layer(rows)[:, :4]], dim=1)
+            return rows
+
+    body = nn.Sequential(nn.Linear(8, 8), Dense({"a": nn.Linear(8, 8), "b": nn.Linear(8, 8)}), nn.Tanh())
+    model = nn.Sequential(OrderedDict(body=body, drop=nn.Dropout(), head=nn.Linear(8, 2)))
+    assert hidden_modules(model, ROWS) == (*body, model.drop)
 
 
 def test_an_attribute_called_hidden_that_names_no_modules_is_not_taken_for_names() -> None:
@@ -351,6 +371,35 @@ def test_a_hook_that_compiled_code_ignores_is_an_error(model: nn.Sequential, ima
     with pytest.raises(RuntimeError, match="was not called in the forward pass"):  # noqa: SIM117
         with mix_hidden(model[2], draw_mixup(LABELS, lam=0.5)):
             run(images)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_captured_step_mixes_at_another_place_in_each_replay() -> None:
+    torch.manual_seed(0)
+    model = Blocks().cuda()
+    rows, labels = ROWS.cuda(), LABELS.cuda()
+    generator = torch.Generator("cuda").manual_seed(8)
+
+    def step() -> Tensor:
+        return training_loss(model, rows, labels, "manifold", generator=generator)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()  # finds the modules
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(generator)
+    with torch.cuda.graph(graph):
+        loss = step()
+    generator.manual_seed(9)
+    replayed = []
+    for _ in range(5):
+        graph.replay()
+        replayed.append(loss.item())
+    generator.manual_seed(9)
+    assert replayed == pytest.approx([step().item() for _ in range(5)])
+    assert len(set(replayed)) == 5
 
 
 def test_bad_input_is_named_in_the_error(model: nn.Sequential, images: Tensor) -> None:

@@ -6,6 +6,7 @@ import math
 from collections import UserDict
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,8 +104,8 @@ def cutmix(labels: Tensor, generator: torch.Generator) -> Pairs:
     return draw_cutmix(labels, 1.0, SIZE, generator=generator)
 
 
-def either(labels: Tensor, generator: torch.Generator) -> Pairs:
-    return draw_either(labels, 0.2, SIZE, cutmix_alpha=1.0, switch_prob=0.5, generator=generator)
+def either(labels: Tensor, generator: torch.Generator, alpha: float = 0.2) -> Pairs:
+    return draw_either(labels, alpha, SIZE, cutmix_alpha=1.0, switch_prob=0.5, generator=generator)
 
 
 # name: draw, loss of the mixed images, whether the clean ones count
@@ -128,8 +129,8 @@ WRITTEN_OUT: dict[str, tuple[Any, Any, bool]] = {
     "balanced-mixup": (mixup(0.2), balanced, False),
     "balanced-mixup-cutmix": (either, balanced, False),
     "balanced-regmixup": (mixup(20.0), balanced, True),
-    "balanced-ic-regmixup": (mixup(0.2), contrast(), True),
-    "balanced-ic-regmixup-cutmix": (either, contrast(), True),
+    "balanced-ic-regmixup": (mixup(1.0), contrast(), True),
+    "balanced-ic-regmixup-cutmix": (partial(either, alpha=1.0), contrast(), True),
     "ic-balanced-mixup": (mixup(0.2), weighed(0.2), False),
     "ic-balanced-mixup-cutmix": (either, weighed(0.2), False),
 }

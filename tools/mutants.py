@@ -159,13 +159,13 @@ CONTRAST_REQUEST = [
 
 CONTRAST_PLAIN = [
     ("S~ transposed once too often", "mixed = scores @ targets.T", "mixed = (scores @ targets.T).T"),
-    ("columns not transposed", "matched = mixed[:, :num_matched].T", "matched = mixed[:, :num_matched]"),
+    ("columns not transposed", "matched = columns.T", "matched = columns"),
     ("scores detached", "mixed = scores @ targets.T", "mixed = scores.detach() @ targets.T"),
     ("targets detached", "mixed = scores @ targets.T", "mixed = scores @ targets.detach().T"),
     (
         "columns detached",
-        "matched = mixed[:, :num_matched].T",
-        "matched = mixed[:, :num_matched].T.detach()",
+        "matched = columns.T",
+        "matched = columns.T.detach()",
     ),
     ("S~ halved", "mixed = scores @ targets.T", "mixed = scores @ targets.T / 2"),
     ("bias dropped", "mixed if request.bias is None else mixed + request.bias", "mixed"),
@@ -337,8 +337,8 @@ HIDDEN = [
     ("the search draws", "torch.random.fork_rng(devices), keep", "keep"),
     ("the search is not remembered", "        _found[model] = tuple(names[:-1])\n", "        pass\n"),
     ("an unverified search is remembered", "if verified and len(names) > 1:", "if len(names) > 1:"),
-    ("containers are mixed at", "isinstance(child, nn.ModuleList | nn.ModuleDict)", "False"),
-    ("a body is not opened", "while 0 < len(children) < 3:", "while False:"),
+    ("containers are mixed at", 'getattr(child.forward, "__func__", None) is nn.Module.forward', "False"),
+    ("a body is not opened", "    while children:\n", "    while False:\n"),
 ]
 
 OBJECTIVE = [

@@ -29,7 +29,7 @@ MODES = ("batch", "elem", "pair")
 NEGATIVES = (("pairs",), ("sources",), ("classes",), ("pairs", "classes"))
 DUPLICATES = ("negative", "ignore", "positive")
 REDUCTIONS = ("mean", "sum", "none")
-SMALLEST = sys.float_info.min  # a constant, because torch 2.6 cannot trace the attribute
+SMALLEST = sys.float_info.min  # above zero; a name of its own, since torch 2.6 cannot trace sys.float_info
 SHARES_TOLERANCE = 0.02  # of a row's sum: bfloat16 rounds each of many shares by 0.4 %
 
 

@@ -25,6 +25,7 @@ from icmixup.pairs import Pairs, draw_uniform, like_inputs, mix_inputs
 # These run their function again in the backward pass, when the hook is gone.
 CHECKPOINTS = ("torch.utils.checkpoint", "deepspeed.runtime.activation_checkpointing.checkpointing")
 PROBE_ROWS = 8  # inputs that find the modules on the main path
+BODY = 0.9  # share of the weights from which a child is opened
 TOLERANCE = 0.05  # of the difference between two images' scores, for what rounding may change
 
 _found: WeakKeyDictionary[nn.Module, tuple[str, ...]] = WeakKeyDictionary()
@@ -155,13 +156,13 @@ def hidden_modules(model: nn.Module, inputs: Inputs | None = None) -> tuple[nn.M
 
 
 def children_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Children by name; of a model that is a body and a head, the body's children, or all mixing would be at
-    the image."""
-    children = called_children(model)
-    while 0 < len(children) < 3:
+    """Children by name; of a child that is nearly all of the model, its own children, or most of the model
+    could not be mixed in."""
+    children, total = called_children(model), num_weights(model)
+    while children:
         body = max(children, key=lambda name: num_weights(children[name]))
         inner = called_children(children[body], f"{body}.")
-        if not inner:
+        if not inner or (len(children) > 2 and num_weights(children[body]) < BODY * total):
             break
         opened = [inner if name == body else {name: child} for name, child in children.items()]
         children = {name: child for part in opened for name, child in part.items()}
@@ -169,10 +170,10 @@ def children_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def called_children(model: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
-    """Children by name; containers are never called, so their elements stand in their place."""
+    """Children by name; containers such as ModuleList have no forward, so their elements take their place."""
     children: dict[str, nn.Module] = {}
     for name, child in model.named_children():
-        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+        if getattr(child.forward, "__func__", None) is nn.Module.forward:
             children |= called_children(child, f"{prefix}{name}.")
         else:
             children[prefix + name] = child

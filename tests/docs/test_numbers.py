@@ -23,7 +23,7 @@ def standings(file: str, baseline: str) -> list[Standing]:
     """The ranking of methods that follows from the rows of a comparison in results/."""
     with (ROOT / "results" / file).open() as text:
         runs = [
-            {**run, **{name: float(run[name]) if run[name] else None for name in ("accuracy", *MEASURES)}}
+            {**run, **{name: float(run[name]) if run.get(name) else None for name in ("accuracy", *MEASURES)}}
             for run in csv.DictReader(text)
         ]
     for run in runs:
@@ -70,7 +70,11 @@ def published(table: str, column: str) -> dict[str, str]:
     return {method: f"{number:.2f}" for method, number in numbers.items() if number is not None}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*.csv")), ids=page_name)
+# Simulations of statistics.csv train nothing: tools/simulate_statistics.py gives the same rows anywhere.
+TRAINED = sorted(path for path in (ROOT / "results").glob("*.csv") if path.name != "statistics.csv")
+
+
+@pytest.mark.parametrize("path", TRAINED, ids=page_name)
 def test_every_row_names_its_device_versions_commit_and_date(path: Path) -> None:
     with path.open() as text:
         for row in csv.DictReader(text):
@@ -191,7 +195,7 @@ def test_strong_recipe_is_computed_from_its_rows() -> None:
     networks = ("resnet18", "resnet32")
 
     def measured(method: str, model: str, measure: str = "accuracy") -> list[float]:
-        return accuracies(measure, method=method, model=model, schedule="cosine")
+        return accuracies(measure, method=method, model=model, schedule="cosine", trivial="false")
 
     def line(method: str) -> list[str]:
         cells = [method]
@@ -302,12 +306,13 @@ def test_speed_is_computed_from_its_rows() -> None:
 
 # The README's table: data, where to find the rows, and the names of the methods in its three columns.
 PAPERS_RECIPE = {"schedule": "step", "mode": ""}
+STRONG = {"imbalance": "0.01", "schedule": "cosine", "trivial": "false"}
 MIXUP = ("mixup", "ic-mixup", "balanced-mixup")
 CUTMIX = tuple(f"{name}-cutmix" for name in MIXUP)
 REGMIXUP = ("regmixup", "ic-regmixup", "")
 README_TABLE = {
-    "LT-CIFAR100 0.01, ResNet-18, CutMix": ("cifar100", {"imbalance": "0.01", "schedule": "cosine"}, CUTMIX),
-    "LT-CIFAR100 0.01, ResNet-32, CutMix": ("cifar100", {"imbalance": "0.01", "schedule": "cosine"}, CUTMIX),
+    "LT-CIFAR100 0.01, ResNet-18, CutMix": ("cifar100", STRONG, CUTMIX),
+    "LT-CIFAR100 0.01, ResNet-32, CutMix": ("cifar100", STRONG, CUTMIX),
     "LT-CIFAR100 0.01, ResNet-32": ("cifar100", PAPERS_RECIPE | {"imbalance": "0.01"}, MIXUP),
     "LT-CIFAR100 0.01, ResNet-34": ("cifar100", PAPERS_RECIPE | {"imbalance": "0.01"}, MIXUP),
     "LT-CIFAR10 0.01, ResNet-32": ("cifar10", PAPERS_RECIPE | {"imbalance": "0.01"}, MIXUP),
@@ -359,7 +364,7 @@ def test_the_readme_counts_the_reproduced_cells() -> None:
     cells = [ours for filled in filled_tables() for ours in filled.trainable]
     runs, three, stand_ins = (
         sum(map(has, cells))
-        for has in (lambda c: c.n > 0, lambda c: c.n >= 3, lambda c: c.dataset is not None)
+        for has in (lambda c: c.n > 0, lambda c: c.n >= 3, lambda c: c.stand_in is not None)
     )
     text = flat(README)
     assert f"{runs} of {len(cells)} cells of the paper's tables and figures" in text

@@ -35,7 +35,9 @@ def contrast_plain(request: Request) -> Losses:
     if request.columns:
         own = index[:num_matched] - offset if offset else index[:num_matched]
         same = None if same is None else same[:, :num_matched].T
-        matched = mixed[:, :num_matched].T
+        # Torch 2.6 differentiates a slice of all columns by a copy.
+        columns = mixed if num_matched == len(targets) else mixed[:, :num_matched]
+        matched = columns.T
         column_losses = own_cross_entropy(matched, own, same, request.duplicates, request.reduction)
     return row_losses, column_losses
 

@@ -44,7 +44,8 @@ class Request(NamedTuple):
     duplicates: Duplicates = "negative"
     reduction: Literal["none", "mean"] = "none"
 
-    # Methods, not properties: torch 2.6 cannot trace properties of a NamedTuple.
+    # Methods and not properties, which torch.compile of torch 2.6 cannot trace in a NamedTuple of tensors.
+
     def num_matched(self) -> int:
         """Number of classifiers that have an image of their own."""
         return len(self.targets) if self.num_columns is None else self.num_columns
