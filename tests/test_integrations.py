@@ -34,14 +34,16 @@ def test_a_missing_framework_is_named_with_the_version_that_is_needed(name: str)
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_a_framework_that_is_too_old_is_named_with_both_versions(name: str, tmp_path: Path) -> None:
-    """A distribution of version 0.1, in front of what is installed."""
-    info = tmp_path / f"{name}-0.1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
+    """Distributions of version 0.1, in front of what is installed; Lightning has two names."""
+    for package in (name, f"pytorch-{name}"):
+        info = tmp_path / f"{package.replace('-', '_')}-0.1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.1\n")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import icmixup.integrations.{name}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert f"needs {name} {OLDEST[name]} or later, found {name} 0.1: pip install" in done.stderr
+    found = f"{name} 0.1" + (" and pytorch-lightning 0.1" if name == "lightning" else "")
+    assert f"needs {name} {OLDEST[name]} or later, found {found}: pip install" in done.stderr
 
 
 @pytest.mark.parametrize(

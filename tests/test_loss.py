@@ -735,6 +735,7 @@ class CountOperations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+@pytest.mark.skipif(torch.__version__ < "2.7", reason="torch 2.6 records a slice of a whole dimension")
 def test_a_small_batch_takes_no_more_operations_than_the_plain_product(monkeypatch):
     # As on a GPU, where the values of targets are not checked.
     monkeypatch.setattr("icmixup._checks.can_look_at", lambda _: False)

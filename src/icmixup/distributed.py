@@ -22,17 +22,14 @@ class Ranks(NamedTuple):
     sizes: tuple[int, ...]
     rank: int
 
-    @property
     def total(self) -> int:
         """N, the pairs of all ranks."""
         return sum(self.sizes)
 
-    @property
     def start(self) -> int:
         """Where this rank's pairs begin among all."""
         return sum(self.sizes[: self.rank])
 
-    @property
     def alone(self) -> bool:
         return len(self.sizes) == 1
 
@@ -80,7 +77,7 @@ def gather_rows(local: Tensor, ranks: Ranks) -> Tensor:
 
     The backward pass sums, for each rank's rows, the gradient that every rank has for them.
     """
-    if ranks.alone:
+    if ranks.alone():
         return local
     gathered: Tensor = _GatherRows.apply(local, ranks)  # type: ignore[no-untyped-call]
     return gathered
@@ -102,5 +99,5 @@ class _GatherRows(torch.autograd.Function):
         ranks: Ranks = ctx.ranks  # type: ignore[attr-defined]
         total = gradient.detach().contiguous().clone()
         dist.all_reduce(total)
-        own = total[ranks.start : ranks.start + ranks.sizes[ranks.rank]]
+        own = total[ranks.start() : ranks.start() + ranks.sizes[ranks.rank]]
         return first_order_only(own, "rows gathered from other ranks"), None

@@ -41,7 +41,6 @@ class Options(NamedTuple):
     reduction: Reduction
     fused: Fused
 
-    @property
     def contrasts_pairs(self) -> bool:
         """Whether the class axis contrasts an image with the classifiers of the other pairs."""
         return "class" in self.axes and "pairs" in self.negatives
@@ -133,7 +132,7 @@ def infinite_class_loss(
         scores = scores if temperature == 1 else scores / temperature
         ranks = meet_ranks(scores, shared) if gather else Ranks((len(scores),), 0)
         # Cross-entropy can return means, unless pairs are weighted or shared between ranks.
-        mean_inside = reduction == "mean" and class_weights is None and ranks.alone
+        mean_inside = reduction == "mean" and class_weights is None and ranks.alone()
         class_losses, pair_losses = axis_losses(scores, targets, virtual, options, ranks, mean_inside)
         if pair_losses is not None and class_weights is not None:
             pair_losses = pair_losses * pair_weights(targets, class_weights.to(targets), ranks)
@@ -158,7 +157,7 @@ def reduce(losses: Tensor, reduction: Reduction, ranks: Ranks) -> Tensor:
     if reduction == "none" or losses.dim() == 0:
         return losses
     # Ranks may hold unequal batches; DDP divides by their number, and N pairs share the mean.
-    share = len(ranks.sizes) * len(losses) / ranks.total
+    share = len(ranks.sizes) * len(losses) / ranks.total()
     return losses.mean() if share == 1 else losses.mean() * share
 
 
@@ -237,17 +236,17 @@ def axis_losses(
     classifiers: Tensor = gather_rows(targets, ranks)
     scores = centre(scores, classifiers) if options.centred else scores
     bias: Tensor | None = None
-    if options.contrasts_pairs and (virtual is not None or "classes" in negatives):
+    if options.contrasts_pairs() and (virtual is not None or "classes" in negatives):
         classifiers, bias = add_classifiers(classifiers, "classes" in negatives, virtual)
     keys = None if duplicates == "negative" else target_keys(classifiers)
-    own_keys = None if keys is None else keys[ranks.start : ranks.start + len(targets)]
+    own_keys = None if keys is None else keys[ranks.start() : ranks.start() + len(targets)]
     # This rank's rows of S~; on a single process they are all of S~, so the columns are complete as well.
     request = Request(
         scores,
         classifiers,
-        offset=ranks.start,
-        rows=options.contrasts_pairs,
-        columns="pair" in axes and ranks.alone,
+        offset=ranks.start(),
+        rows=options.contrasts_pairs(),
+        columns="pair" in axes and ranks.alone(),
         num_columns=len(targets),
         bias=bias,
         row_keys=own_keys,
@@ -257,18 +256,18 @@ def axis_losses(
     )
     contrast = choose(request, options.fused)
     class_losses, pair_losses = contrast(request)
-    if "pair" in axes and not ranks.alone:
+    if "pair" in axes and not ranks.alone():
         column_request = Request(
             gather_rows(scores, ranks),
             targets,
-            offset=-ranks.start,
+            offset=-ranks.start(),
             rows=False,
-            row_keys=None if keys is None else keys[: ranks.total],
+            row_keys=None if keys is None else keys[: ranks.total()],
             column_keys=own_keys,
             duplicates=duplicates,
         )
         _, pair_losses = contrast(column_request)
-    if "class" in axes and not options.contrasts_pairs:
+    if "class" in axes and not options.contrasts_pairs():
         class_losses = among_classes(scores, targets, negatives, duplicates)
     return class_losses, pair_losses
 
