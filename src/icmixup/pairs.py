@@ -119,13 +119,8 @@ def draw_remix(
     times_commoner = size / size[pairs.partner]
     to_partner = (times_commoner >= kappa) & (pairs.lam < tau)
     to_image = (times_commoner <= 1 / kappa) & (1 - pairs.lam < tau)
-<<<<<<< HEAD
     lam_y = pairs.lam.masked_fill(to_partner, 0.0).masked_fill(to_image, 1.0)
     return Pairs(pairs.partner, pairs.weight, lam_y)
-=======
-    label_lam = pairs.lam.masked_fill(to_partner, 0.0).masked_fill(to_image, 1.0)
-    return Pairs(pairs.partner, pairs.weight, label_lam)
->>>>>>> site
 
 
 def draw_cutmix(
