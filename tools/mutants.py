@@ -184,8 +184,8 @@ CONTRAST_PLAIN = [
 ]
 
 LOSS = [
-    ("class axis dropped", "rows=options.contrasts_pairs,", "rows=False,"),
-    ("pair axis dropped", 'columns="pair" in axes and ranks.alone,', "columns=False,"),
+    ("class axis dropped", "rows=options.contrasts_pairs(),", "rows=False,"),
+    ("pair axis dropped", 'columns="pair" in axes and ranks.alone(),', "columns=False,"),
     (
         "mean halved, as CLIP's",
         "losses.mean() if share == 1",

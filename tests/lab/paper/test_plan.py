@@ -300,7 +300,7 @@ def test_an_unknown_table_is_rejected_with_similar_and_all_names() -> None:
 )
 def test_invalid_flags_are_rejected(args: list[str], reason: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=reason):
-        run_paper(parse(["paper", *args, "--results", str(tmp_path / "runs.csv")], "quick", "paper"))
+        run_paper(parse(["paper", *args, "--results", str(tmp_path / "runs.csv")], "quick"))
 
 
 def test_the_command_lists_all_tables_and_shows_one(
@@ -311,15 +311,15 @@ def test_the_command_lists_all_tables_and_shows_one(
     append_rows(path, [(recipe, {"accuracy": 30.8}), (replace(recipe, seed=1), {"accuracy": 31.2})])
     with path.open("a") as file:
         file.write("torn\n")
-    assert run_paper(parse(["paper", "--results", str(path)], "quick", "paper")) == 0
+    assert run_paper(parse(["paper", "--results", str(path)], "quick")) == 0
     out = capsys.readouterr()
     assert re.search(r"table1-right +1 of 20 +2 ", out.out)
     assert "line 4" in out.err
-    run_paper(parse(["paper", "table1-right", "--results", str(path)], "quick", "paper"))
+    run_paper(parse(["paper", "table1-right", "--results", str(path)], "quick"))
     assert re.search(r"Mixup +28\.21 +31\.00 ± 0\.28 \(2\) +\+2\.79", capsys.readouterr().out)
-    run_paper(parse(["paper", "table1-right", "lam", "--json", "--results", str(path)], "quick", "paper"))
+    run_paper(parse(["paper", "table1-right", "lam", "--json", "--results", str(path)], "quick"))
     stored = json.loads(capsys.readouterr().out)
     assert [table["name"] for table in stored["tables"]] == ["table1-right", "lam"]
     assert len(stored["damaged"]) == 1
-    run_paper(parse(["paper", "--write", "--markdown", "--results", str(path)], "quick", "paper"))
+    run_paper(parse(["paper", "--write", "--markdown", "--results", str(path)], "quick"))
     assert (tmp_path / "README.md").read_text() == results_page(read_rows(path))

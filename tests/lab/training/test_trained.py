@@ -67,7 +67,7 @@ def test_an_exported_file_predicts_what_the_run_predicts_without_its_folder(root
 def test_the_documented_lines_run(
     root: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "usage.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "lab.md").read_text()
     predictions, network = (block.split("```")[0] for block in page.split("```py\n")[1:])
     monkeypatch.chdir(tmp_path)
     export_run(run, tmp_path / "model.safetensors")
