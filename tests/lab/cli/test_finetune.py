@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from icmixup.lab.cli import main, parse
-from icmixup.lab.cli.compare import default_recipe
+from icmixup.lab.cli.pretrained import recipe_for
 from icmixup.lab.models import build_model
 
 
@@ -48,17 +48,18 @@ def features(tmp_path: Path) -> Path:
     ],
 )
 def test_weights_and_features_choose_the_recipe(args: list[str], name: str) -> None:
-    assert default_recipe(parse(["compare", *args], "quick", "paper")) == name
+    flags = parse(["compare", *args], "quick")
+    assert (recipe_for(flags.dataset, flags.pretrained) or "quick") == name
 
 
 def test_finetune_is_the_recipe_of_the_issue_unless_flags_change_it() -> None:
-    flags = parse(["compare", "digits", "--weights", "a.pt", "--lr", "1e-3"], "finetune", "paper")
+    flags = parse(["compare", "digits", "--weights", "a.pt", "--lr", "1e-3"], "finetune")
     recipe = flags.shared_recipe()
     assert (recipe.optimizer, recipe.lr, recipe.lr_batch, recipe.weight_decay) == ("adamw", 1e-3, 128, 0.05)
     assert (recipe.warmup_fraction, recipe.schedule, recipe.clip_norm) == (0.1, "cosine", 1.0)
     assert (recipe.epochs, recipe.min_steps, recipe.decay_norms) == (20, 1000, False)
     assert (recipe.random_resized_crop, recipe.flip, recipe.rotation) == (0.2, True, 0.0)
-    given = parse(["compare", "digits", "--weights", "a.pt", "--epochs", "3"], "finetune", "paper")
+    given = parse(["compare", "digits", "--weights", "a.pt", "--epochs", "3"], "finetune")
     assert (given.shared_recipe().epochs, given.shared_recipe().min_steps) == (3, 0)
 
 
@@ -68,11 +69,13 @@ def test_compare_on_features_needs_no_images_and_no_timm(
     out = tmp_path / "runs"
     args = ["--seeds", "2", "--batch-size", "20", "--device", "cpu"]
     assert main(["compare", str(features), "--out", str(out), *args]) == 0
-    stored = json.loads((out / "comparison.json").read_text())
+    stored = json.loads(next(out.glob("*/comparison.json")).read_text())
     assert set(stored["methods"]) == {"erm", "mixup", "ic-mixup", "regmixup", "ic-regmixup"}
     assert stored["recipe"]["model"] == "linear"
     assert all(entry["mean"] > 80 for entry in stored["methods"].values())
-    assert "linear, 234 epochs of 60 images" in " ".join(capsys.readouterr().err.split())
+    said = " ".join(capsys.readouterr().err.split())
+    assert "234 epochs" in said
+    assert "model: linear" in said
 
 
 def test_compare_trains_heads_and_prints_what_was_loaded(
@@ -93,7 +96,7 @@ def test_compare_trains_heads_and_prints_what_was_loaded(
     torch.save(build_model("small-cnn", 4, channels=1, seed=8).state_dict(), weights)
     assert main(args) == 0  # other weights: other runs and other features
     assert len(list((tmp_path / "runs" / "features").glob("*.npz"))) == 2
-    assert len(list((tmp_path / "runs").glob("digits*"))) == 8
+    assert len(list((tmp_path / "runs").glob("digits*/result.json"))) == 8
 
 
 def test_fine_tuning_lengthens_short_runs_and_says_so(

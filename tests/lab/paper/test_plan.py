@@ -73,9 +73,8 @@ def made() -> Dataset:
 
 def test_every_cell_can_be_trained_and_is_filled_by_its_row(made: Dataset, tmp_path: Path) -> None:
     """Cells whose reduced recipes are equal share a run."""
-    cpu = torch.device("cpu")
     rows = {
-        small: train(small, Execution(out=tmp_path / "runs", data_dir=tmp_path, dataset=made, device=cpu))
+        small: train(small, Execution(out=tmp_path / "runs", data_dir=tmp_path, dataset=made, device="cpu"))
         for small in REDUCED
     }
     path = tmp_path / "runs.csv"
@@ -168,15 +167,15 @@ def test_missing_runs_are_trained_and_appended_as_they_finish(
     }
     said = capsys.readouterr().err
     assert re.search(r"\[1/2\] digits-4each\.small-cnn\.erm\.s0: accuracy [\d.]+ %, .*left", said)
-    assert "done before" in said
+    assert "finished before" in said
 
 
 def test_the_remaining_time_follows_the_remaining_work(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("icmixup.lab.sweep.progress.time.monotonic", lambda: clock[0])
     runs = [replace(Recipe(method="mixup"), seed=seed) for seed in range(4)]
-    with Display(runs, Console(file=io.StringIO()), rests=runs[:1]) as display:
-        assert display.left() == "time left not known yet"
+    with Display(runs, Console(file=io.StringIO()), finished=runs[:1]) as display:
+        assert display.left() == "time left unknown"
         clock[0] = 100.0
         display.update(runs[1], RunProgress(1.0, 200, 0.5, None, 1.0, 1.0))
         assert display.left() == f"about {duration(599 * 100)} left"  # of 600 epochs, one took 100 s
@@ -292,9 +291,9 @@ def test_an_unknown_table_is_rejected_with_similar_and_all_names() -> None:
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
-        (["--json", "--latex"], "one of --json"),
-        (["--run-missing", "--seeds", "0"], "--seeds 0"),
-        (["--only", "mixup"], "without --run-missing"),
+        (["--json", "--latex"], "--json, --markdown and --latex exclude each other"),
+        (["--run-missing", "--seeds", "0"], "--seeds must be at least 1, got 0"),
+        (["--only", "mixup"], "needs --run-missing"),
         (["tabel1"], "no table or figure"),
     ],
 )

@@ -166,7 +166,7 @@ def test_metrics_can_be_written_as_strict_json() -> None:
     ("scores", "labels", "counts", "words"),
     [
         (torch.full((4, 2), float("nan")), torch.tensor([0, 1, 0, 1]), torch.ones(2), "4 of 4 .* nan"),
-        (torch.zeros(4, 2), torch.tensor([0, 1, 2, 1]), torch.ones(2), "labels reach from 0 to 2"),
+        (torch.zeros(4, 2), torch.tensor([0, 1, 2, 1]), torch.ones(2), "labels range from 0 to 2"),
         (
             torch.zeros(4, 2),
             torch.tensor([0, 1, 0, 1]),
@@ -174,7 +174,12 @@ def test_metrics_can_be_written_as_strict_json() -> None:
             r"class_counts must be \(2,\).*got \(3,\)",
         ),
         (torch.zeros(1, 2), torch.tensor([0]), torch.ones(2), "at least 2 images, got 1"),
-        (torch.zeros(4, 1), torch.tensor([0, 0, 0, 0]), torch.ones(1), r"at least 2 classes, got \(4, 1\)"),
+        (
+            torch.zeros(4, 1),
+            torch.tensor([0, 0, 0, 0]),
+            torch.ones(1),
+            r"scores have shape \(4, 1\): one class",
+        ),
     ],
 )
 def test_invalid_input_is_refused(scores: Tensor, labels: Tensor, counts: Tensor, words: str) -> None:

@@ -19,7 +19,7 @@ from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.feed import Feed, PhotoFeed, make_feed
 from icmixup.lab.training.loop import RunProgress, train
 from icmixup.lab.training.recipe import Recipe
-from icmixup.lab.training.run_folder import Run
+from icmixup.lab.training.run_folder import runs_of
 
 RECIPE = Recipe(
     dataset="photos",
@@ -127,7 +127,7 @@ def test_ranks_share_the_images_of_one_process(
 
 
 def weights_of(root: Path, recipe: Recipe) -> dict[str, Tensor]:
-    state, _ = Run(root / recipe.name, recipe).load(torch.device("cpu"))
+    state, _ = next(runs_of(root, recipe)).load(torch.device("cpu"))
     assert state is not None
     return state["model"]  # type: ignore[no-any-return]
 

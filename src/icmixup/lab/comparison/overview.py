@@ -89,8 +89,7 @@ def describe_comparison(
     """The overview of methods x seeds on a dataset, with warnings where the data cannot answer."""
     counts = data.class_counts
     smallest, largest = int(counts.argmin()), int(counts.argmax())
-    channels, height, width = data.train.images.shape[1:]
-    model = build_model(recipe.model, data.num_classes, channels=channels, seed=0)
+    size, parameters = describe_network(recipe, data)
     return Overview(
         classes=data.num_classes,
         train_images=len(data.train),
@@ -99,10 +98,10 @@ def describe_comparison(
         smallest_class=(data.class_names[smallest], int(counts[smallest])),
         largest_class=(data.class_names[largest], int(counts[largest])),
         original_size=data.original_size,
-        training_size=f"{width} x {height}",
-        augmentation=describe_augmentation(recipe),
+        training_size=size,
+        augmentation="none" if data.is_features else describe_augmentation(recipe),
         model=recipe.model,
-        parameters=sum(weight.numel() for weight in model.parameters()),
+        parameters=parameters,
         recipe=recipe_name,
         epochs=recipe.epochs,
         methods=tuple(methods),
@@ -114,12 +113,26 @@ def describe_comparison(
     )
 
 
+def describe_network(recipe: Recipe, data: Dataset) -> tuple[str, int]:
+    """Size of the network's inputs, and its number of weights that are trained."""
+    if data.is_features:
+        width = data.train.images.shape[1]
+        return f"{width:,} features", (width + 1) * data.num_classes
+    channels, height, width = data.train.images.shape[1:]
+    model = build_model(recipe.model, data.num_classes, channels=channels, seed=0, image_size=width)
+    return f"{width} x {height}", sum(weight.numel() for weight in model.parameters())
+
+
 def describe_augmentation(recipe: Recipe) -> str:
+    crop = recipe.random_resized_crop
     parts = [
+        f"random resized crop of {crop:g} to 1 of the area" if crop is not None else "",
         f"crop after padding by {recipe.padding} ({recipe.padding_mode})" if recipe.padding else "",
         "horizontal flip" if recipe.flip else "",
         f"rotation up to {recipe.rotation:g} degrees" if recipe.rotation else "",
         "TrivialAugment" if recipe.trivial else "",
+        "colour jitter" if recipe.colour_jitter else "",
+        "random erasing" if recipe.erasing else "",
     ]
     return ", ".join(part for part in parts if part) or "none"
 

@@ -282,7 +282,7 @@ def describe_runs(rows: Sequence[Result]) -> str:
         return "There are no runs yet."
     devices = sorted({str(row.numbers["device"]) for row in rows})
     hours = sum(row.device_minutes for row in rows) / 60
-    unknown = sum(row.numbers["fingerprint"] is None for row in rows)
+    unknown = sum(row.numbers.get("fingerprint") is None for row in rows)
     note = f" {unknown} have no fingerprint of their images, which was added later." if unknown else ""
     return f"{len(rows)} runs, {hours:.1f} hours of {', '.join(devices)}.{note}"
 

@@ -54,10 +54,9 @@ def identify(recipe: Recipe, data: Dataset, device: str) -> Identity:
     Args:
         device: kind of device, for example "cuda".
     """
-    channels = data.train.images.shape[1]
     return Identity(
         data=data.fingerprint,
-        model=model_fingerprint(recipe.model, MODELS.get(recipe.model), data.num_classes, channels),
+        model=network_fingerprint(recipe, data),
         method=digest(repr(recipe.method_at(0))),
         version=package_version(),
         precision=str(autocast_dtype(recipe, torch.device(device)) or torch.float32).removeprefix("torch."),
@@ -89,11 +88,19 @@ def package_version() -> str:
         return "unknown"
 
 
+def network_fingerprint(recipe: Recipe, data: Dataset) -> str:
+    """Fingerprint of the network that is trained: a linear head on features, or the recipe's model."""
+    if data.is_features:
+        return digest(f"linear head of {recipe.model} on {data.train.images.shape[1]} features")
+    _, channels, _, size = data.train.images.shape
+    return model_fingerprint(recipe.model, MODELS.get(recipe.model), data.num_classes, channels, size)
+
+
 # The builder is an argument because a name can be given another one.
 @functools.lru_cache(maxsize=16)
-def model_fingerprint(name: str, builder: object, num_classes: int, channels: int) -> str:
+def model_fingerprint(name: str, builder: object, num_classes: int, channels: int, image_size: int) -> str:
     """Fingerprint of a network: its modules with their settings, its weights' shapes, and its own code."""
-    model = build_model(name, num_classes, channels=channels, seed=0)
+    model = build_model(name, num_classes, channels=channels, seed=0, image_size=image_size)
     shapes = [(name, tuple(weight.shape)) for name, weight in model.state_dict().items()]
     kinds = sorted({type(module) for module in model.modules()}, key=lambda kind: kind.__qualname__)
     return digest(str(model), repr(shapes), *(module_code(kind) for kind in kinds))
