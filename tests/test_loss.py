@@ -539,9 +539,10 @@ def test_with_integer_labels_the_loss_is_plain_cross_entropy(choice: dict[str, A
         torch.testing.assert_close(criterion(scores, same), expected)
 
 
-def test_integer_labels_are_scored_in_float32_under_autocast() -> None:
+@pytest.mark.parametrize("enabled", [True, False], ids=["autocast", "half precision"])
+def test_integer_labels_are_scored_in_float32(enabled: bool) -> None:
     scores, labels = torch.randn(6, C, dtype=torch.bfloat16), torch.arange(6) % C
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
         loss = InfiniteClassLoss()(scores, labels)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, F.cross_entropy(scores.float(), labels))
