@@ -49,6 +49,7 @@ class Overview:
     where: str  # device and concurrency
     estimated_seconds: float | None  # None if unknown
     warnings: tuple[str, ...]
+    class_counts: tuple[int, ...] = ()  # training images of each class
 
     def lines(self) -> list[tuple[str, str]]:
         """Rows (what, value) to print."""
@@ -110,6 +111,7 @@ def describe_comparison(
         where=where,
         estimated_seconds=seconds,
         warnings=tuple(find_warnings(recipe, data)),
+        class_counts=tuple(counts.tolist()),
     )
 
 
