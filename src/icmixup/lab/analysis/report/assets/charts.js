@@ -35,6 +35,9 @@ const textWidth = (() => {
     return context.measureText(text).width;
   };
 })();
+// Charts are drawn as wide as their box; on paper, as wide as data-print says.
+const paper = { on: false };
+const widthOf = (box, least) => Math.max(least, Math.round((paper.on && Number(box.dataset.print)) || box.clientWidth || 640));
 // The longest beginning of a text that fits, with an ellipsis.
 function shorten(text, width) {
   if (textWidth(text) <= width) return text;
@@ -105,11 +108,11 @@ const path = (points, x, y) => points.map(([a, b], k) => `${k ? "L" : "M"}${x(a)
 
 /* A line chart. options:
    label        for screen readers
-   x, y         {label, domain, format, log, wanted}
+   x, y         {label, domain, format, log, reversed, ticks, wanted}
    series       [{name, colour, dash, points: [[x, y], ...], band: [[x, low, high], ...], dots}]
    height, labels (direct labels at the right end), diagonal, square, cursor (x of a vertical line), unit */
 function lineChart(box, options) {
-  const width = Math.max(130, Math.round(box.clientWidth || options.width || 640));
+  const width = widthOf(box, 130);
   const series = options.series.filter((one) => one.points.length);
   const format = { x: options.x.format || String, y: options.y.format || axisFormat(options.y.domain, 5) };
   const narrow = width < 420;
@@ -121,8 +124,9 @@ function lineChart(box, options) {
   const top = options.y.label ? 24 : 8;
   const bottom = options.x.label ? 38 : 20;
   const plot = width - left - right;
-  const height = options.square ? plot + top + bottom : options.height || (narrow ? 250 : 300);
-  const x = (options.x.log ? logarithmic : linear)(options.x.domain, [left, left + plot]);
+  const height = options.square ? plot + top + bottom : paper.on ? 200 : options.height || (narrow ? 250 : 300);
+  const ends = options.x.reversed ? [left + plot, left] : [left, left + plot];
+  const x = (options.x.log ? logarithmic : linear)(options.x.domain, ends);
   const y = linear(options.y.domain, [height - bottom, top]);
   const chart = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": options.label });
   for (const value of yTicks) {
@@ -221,9 +225,9 @@ const swatch = (colour) => {
 
 /* A forest plot: one row per entry {name, colour, mean, low, high, seeds, clear, text, baseline}. */
 function forestChart(box, { rows, label, axis, shortAxis, format }) {
-  const width = Math.max(260, Math.round(box.clientWidth || 640));
+  const width = widthOf(box, 260);
   const narrow = width < 620;
-  const step = narrow ? 50 : 34;
+  const step = narrow ? 50 : paper.on ? 26 : 34;
   const names = narrow ? 4 : Math.min(240, Math.max(...rows.map((row) => textWidth(row.name))) + 34);
   const values = narrow ? 4 : Math.max(...rows.map((row) => textWidth(row.text))) + 18;
   const top = 6;
@@ -251,7 +255,7 @@ function forestChart(box, { rows, label, axis, shortAxis, format }) {
       svg("text", { class: row.clear ? "strong" : row.baseline ? "quiet" : null, x: width, y: textY, "text-anchor": "end" }, row.text),
     );
     if (row.mean === null) return;
-    for (const value of row.seeds) chart.append(svg("circle", { cx: clip(value), cy: y, r: 2.6, style: `fill:${row.colour}`, "fill-opacity": 0.38 }));
+    for (const value of row.seeds) chart.append(svg("circle", { cx: clip(value), cy: y + 9, r: 2.4, style: `fill:${row.colour}`, "fill-opacity": 0.6 }));
     if (row.low !== null) {
       chart.append(svg("line", { x1: clip(row.low), x2: clip(row.high), y1: y, y2: y, style, "stroke-width": row.clear ? 3 : 1.8 }));
       if (row.low < domain[0]) chart.append(svg("path", { d: `M${from + 7},${y - 5}L${from},${y}L${from + 7},${y + 5}`, fill: "none", style, "stroke-width": 1.8 }));

@@ -16,7 +16,7 @@ function buildBetween() {
   box.replaceChildren(
     html("fieldset", { class: "pairs" }, html("legend", {}, "Pair of test images"), ...choices),
     html("div", { class: "mixer" },
-      html("div", {},
+      html("div", { class: "stay" },
         html("canvas", { id: "mixed", width: 320, height: 320, role: "img", "aria-label": "The mixed image" }),
         html("p", { class: "lam", id: "lam-value" }), slider,
         html("div", { class: "ends" }, html("span", { id: "end-second" }), html("span", { id: "end-first" }))),
@@ -102,7 +102,7 @@ function showLam() {
   at("lam").setAttribute("aria-valuetext", `lam ${mixing.lam.toFixed(2)}, ${Math.round(100 * mixing.lam)} percent ${pair.classes[0]}`);
   for (const chart of mixing.charts) chart.moveCursor(mixing.lam);
   for (const { along, sub } of mixing.captions)
-    sub.textContent = `${pair.classes[0]} ${percent(100 * along.first[step])}, ${pair.classes[1]} ${percent(100 * along.second[step])}; says ${along.top[step]}`;
+    sub.textContent = `${pair.classes[0]}: ${percent(100 * along.first[step])}, ${pair.classes[1]}: ${percent(100 * along.second[step])}, says ${along.top[step]}`;
   drawMixture();
 }
 
@@ -180,6 +180,8 @@ function start() {
     clearTimeout(waiting);
     waiting = setTimeout(() => { if (window.innerWidth !== drawn) { drawn = window.innerWidth; drawCharts(); } }, 120);
   });
+  window.addEventListener("beforeprint", () => { paper.on = true; drawCharts(); });
+  window.addEventListener("afterprint", () => { paper.on = false; drawCharts(); });
   if (data.reload) startReloading();
 }
 

@@ -57,20 +57,31 @@ function drawSizes() {
   const sizes = train.filter((count) => count > 0);
   const [low, high] = extent(sizes);
   if (high < 2 * low) { lead.textContent = `All classes have about the same number of training images (${low === high ? low : `${low} to ${high}`}): differences between classes are not a matter of their size.`; box.replaceChildren(); return; }
-  lead.textContent = `Classes have ${low.toLocaleString("en")} to ${high.toLocaleString("en")} training images: on the left, the accuracy of rare classes, where methods for long tails should be ahead.`;
-  const order = train.map((count, k) => ({ count, k })).filter(({ count }) => count > 0).sort((a, b) => a.count - b.count);
-  const groups = Math.min(10, order.length);
-  const bins = Array.from({ length: groups }, (_, g) => order.slice(Math.round((g * order.length) / groups), Math.round(((g + 1) * order.length) / groups)));
+  lead.textContent = `Classes have ${high.toLocaleString("en")} to ${low.toLocaleString("en")} training images: on the right is the accuracy of rare classes, where methods for long tails should be ahead.`;
+  const order = train.map((count, k) => ({ count, k })).filter(({ count }) => count > 0).sort((a, b) => b.count - a.count);
+  const bins = sizeBins(order, 10);
+  const groups = bins.length;
   const series = variants.map((variant, k) => ({
     name: variant.name, colour: colours[k], dash: dashOf(k), dots: true,
     points: bins.map((bin) => [Math.exp(mean(bin.map(({ count }) => Math.log(count)))), mean(bin.map(({ k: label }) => accuracy[k][label] ?? null))]).filter(([, value]) => value !== null),
   }));
   lineChart(box, {
     label: `Accuracy by class size: ${series.map((one) => `${one.name} from ${fixed((one.points[0] || [0, null])[1])} to ${fixed((one.points[one.points.length - 1] || [0, null])[1])} percent`).join("; ")}`,
-    x: { label: "training images of a class (log scale)", domain: [low * 0.9, high * 1.1], log: true, format: (value) => Math.round(value).toLocaleString("en"), name: "about" },
-    y: { label: `accuracy, % (mean over ${groups === order.length ? "seeds" : `groups of about ${Math.round(order.length / groups)} classes`})`, domain: clamp(widened(extent(series.flatMap((one) => one.points.map(([, b]) => b)))), 0, 100) },
+    x: { label: "training images of a class (log scale)", domain: [low, high], log: true, reversed: true, format: (value) => Math.round(value).toLocaleString("en"), name: "about" },
+    y: { label: `accuracy, % (mean over ${groups === order.length ? "seeds" : `${groups} groups of classes`})`, domain: clamp(widened(extent(series.flatMap((one) => one.points.map(([, b]) => b)))), 0, 100) },
     series, labels: true, height: 340,
   });
+}
+// Classes in groups of about equally many; classes of one size are never separated.
+function sizeBins(order, most) {
+  const wanted = order.length / Math.min(most, order.length);
+  const bins = [];
+  order.forEach((one, place) => {
+    const last = bins[bins.length - 1];
+    if (last && (last[0].count === one.count || place < Math.round(bins.length * wanted))) last.push(one);
+    else bins.push([one]);
+  });
+  return bins;
 }
 const clamp = ([low, high], least, most) => [Math.max(low, least), Math.min(high, most)];
 
@@ -127,9 +138,9 @@ function drawReliability() {
   box.replaceChildren();
   data.calibration.forEach((one, k) => {
     if (!one) return;
-    const chart = html("div", {});
+    const chart = html("div", { "data-print": 150 });
     const caption = html("figcaption", {}, swatch(colours[k]), html("strong", {}, variants[k].name),
-      html("span", { class: "sub" }, `error ${fixed(one.error)} → ${fixed(one.error_scaled)} %, temperature ${fixed(one.temperature, 2)}`));
+      html("span", { class: "sub" }, `error ${fixed(one.error)} → ${fixed(one.error_scaled)} %, T = ${fixed(one.temperature, 2)}`));
     box.append(html("figure", {}, caption, chart));
     const points = (bins) => bins.filter(([, , images]) => images > 0.002).map(([confidence, correct]) => [confidence, correct]);
     lineChart(chart, {
