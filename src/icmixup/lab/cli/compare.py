@@ -228,6 +228,7 @@ def make_live_report(
         plan.baseline,
         plan.execution,
         overview.as_json(),
+        note=print_note,
         on_first_page=open_in_browser if flags.open else None,
     )
 

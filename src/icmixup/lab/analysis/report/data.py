@@ -164,17 +164,18 @@ def all_differences(study: Study, names: Sequence[str], measure: str) -> list[li
 
     Accuracies have the intervals of the terminal's table. Those of other measures cover new seeds alone.
     """
+    decision = decide(study.looks)
+    values = {name: [row_value(row, measure) for row in rows_of(study, name)] for name in names}
+
+    def difference(one: str, other: str) -> Difference | None:
+        if measure == "accuracy":
+            return difference_between(study.looks[-1], decision, one, other)
+        return paired_difference(values[one], values[other])
+
     return [
-        [encode_difference(difference(study, one, other, measure)) for other in names[place + 1 :]]
+        [encode_difference(difference(one, other)) for other in names[place + 1 :]]
         for place, one in enumerate(names)
     ]
-
-
-def difference(study: Study, one: str, other: str, measure: str) -> Difference | None:
-    if measure == "accuracy":
-        return difference_between(study.looks[-1], decide(study.looks), one, other)
-    ours, theirs = ([row_value(row, measure) for row in rows_of(study, name)] for name in (one, other))
-    return paired_difference(ours, theirs)
 
 
 def encode_difference(found: Difference | None) -> list[Any] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from icmixup.lab.training.run_folder import Row
 
 @dataclass
 class LiveReport:
-    """Writes the report of the runs so far. A failure to write it is a warning: training goes on."""
+    """Writes the report of the runs so far. A failure to write it is only reported: training goes on."""
 
     folder: Path  # of the comparison
     recipe: Recipe
@@ -32,6 +31,8 @@ class LiveReport:
     rows: dict[str, Row] = field(default_factory=dict)  # by run folder
     failures: list[Failure] = field(default_factory=list)
     summaries: Summaries = field(default_factory=dict)
+    note: Callable[[str], None] = print
+    """Called with a message if a page cannot be written."""
     on_first_page: Callable[[Path], None] | None = None
     """Called once, when there is a page."""
     broken: bool = False
@@ -90,7 +91,7 @@ class LiveReport:
             return page
         except Exception as error:  # a page is not worth the hours of training that it is about
             if not self.broken or progress is None:
-                warnings.warn(f"{self.path} could not be written: {error}", stacklevel=2)
+                self.note(f"icmixup: {self.path} could not be written: {error}")
             self.broken = True
             return None
 

@@ -124,7 +124,7 @@ function lineChart(box, options) {
   const top = options.y.label ? 24 : 8;
   const bottom = options.x.label ? 38 : 20;
   const plot = width - left - right;
-  const height = options.square ? plot + top + bottom : paper.on ? 200 : options.height || (narrow ? 250 : 300);
+  const height = options.square ? plot + top + bottom : paper.on ? 172 : options.height || (narrow ? 250 : 300);
   const ends = options.x.reversed ? [left + plot, left] : [left, left + plot];
   const x = (options.x.log ? logarithmic : linear)(options.x.domain, ends);
   const y = linear(options.y.domain, [height - bottom, top]);
