@@ -147,7 +147,7 @@ function lineChart(box, options) {
   }
   chart.append(svg("line", { class: "axis", x1: left, x2: left + plot, y1: height - bottom, y2: height - bottom }));
   if (options.y.label) chart.append(svg("text", { class: "quiet", x: 0, y: 11 }, shorten(options.y.label, width)));
-  if (options.x.label) chart.append(svg("text", { class: "quiet", x: left + plot, y: height - 3, "text-anchor": "end" }, shorten(options.x.label, width)));
+  if (options.x.label) chart.append(svg("text", { class: "quiet", x: left + plot, y: height - 3, "text-anchor": "end" }, shorten(options.x.label, left + plot)));
   if (options.diagonal) chart.append(svg("line", { class: "zero", x1: x(0), y1: y(0), x2: x(1), y2: y(1), "stroke-dasharray": "1 4", "stroke-linecap": "round" }));
   if (options.zero) chart.append(svg("line", { class: "zero", x1: left, x2: left + plot, y1: y(0), y2: y(0) }));
   for (const one of series) {

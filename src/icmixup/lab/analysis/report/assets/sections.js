@@ -162,7 +162,7 @@ function drawRisk() {
   if (!series.some((one) => one.points.length)) { at("risk").replaceChildren(empty(data.predictions_reason)); return; }
   lineChart(at("risk"), {
     label: `Error rate against the share of test images that are answered: ${series.filter((one) => one.points.length).map((one) => `${one.name} ${fixed(one.points[Math.floor(one.points.length / 2)][1])} percent at half, ${fixed(one.points[one.points.length - 1][1])} percent at all`).join("; ")}`,
-    x: { label: "share of test images that are answered, most confident first, %", domain: [0, 100], format: (value) => fixed(value, 0), name: "answered, %:" },
+    x: { label: "answered test images, most confident first, %", domain: [0, 100], format: (value) => fixed(value, 0), name: "answered, %:" },
     y: { label: "error rate, %", domain: [0, Math.max(1, extent(series.flatMap((one) => one.points.map(([, b]) => b)))[1] * 1.05)] },
     series, labels: true, unit: " %",
   });
