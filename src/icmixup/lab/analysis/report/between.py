@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from icmixup.lab.analysis.report.pictures import LARGE, encode, picture
-from icmixup.lab.analysis.report.study import Key, Study
-from icmixup.lab.analysis.report.summaries import Summary
+from icmixup.lab.analysis.report.study import Key, Study, read_row
+from icmixup.lab.analysis.report.summaries import Summary, images_digest
 from icmixup.lab.analysis.scores import Point, choose_rows, compute_curve, load_model, load_run_data
 from icmixup.lab.augment import normalise
 from icmixup.lab.datasets import Dataset
@@ -32,6 +32,7 @@ PAIRS = 6
 # Classes of the paper's curves: their number of mixed images grows with the square. Photos take longer.
 CURVE_CLASSES, CURVE_CLASSES_OF_PHOTOS = 10, 5
 SMALL_SIDE = 64
+OTHER_IMAGES = "the test images are not those of the stored predictions, in the same order"
 LoadData = Callable[[Recipe], Dataset]
 
 
@@ -89,6 +90,8 @@ def between_classes(
     try:
         for name, run in runs.items():
             network = Network(run, load, device)
+            if network.images != known[0].images:
+                return Between(OTHER_IMAGES)
             along[name], curves[name] = network.along(pairs), network.curve()
     except (ValueError, OSError, ModuleNotFoundError) as error:
         return Between(f"it needs the checkpoint and the test images of each method: {error}")
@@ -109,7 +112,9 @@ class Network:
     def __init__(self, run: Run, load: LoadData, device: torch.device) -> None:
         self.data = load_run_data(run, load)
         self.model: nn.Module = load_model(run, self.data, device)
-        self.temperature = float((run.result() or {}).get("fitted_temperature") or 1.0)
+        test = self.data.test
+        self.images = images_digest(test.labels.cpu().numpy(), test.file_names)
+        self.temperature = float((read_row(run) or {}).get("fitted_temperature") or 1.0)
         self.device, self.dtype = device, autocast_dtype(run.recipe, device)
 
     def inputs(self, rows: Tensor) -> Tensor:

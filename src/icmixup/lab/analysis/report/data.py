@@ -30,6 +30,7 @@ from icmixup.lab.comparison.statistics import (
 from icmixup.lab.comparison.table import accuracy_columns, calibration_columns
 from icmixup.lab.training.evaluate import FEW_BELOW, MANY_ABOVE
 from icmixup.lab.training.inputs import read_inputs
+from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Row, Run
 from icmixup.methods import METHODS, find_method
 
@@ -296,19 +297,25 @@ def describe_mistake(mistake: Mistake, others: Sequence[Summary]) -> Json:
 
 def learning_curve(study: Study, name: str) -> Json:
     """Training loss and test accuracy by epoch, mean over seeds."""
-    runs = [run for (variant, _), run in study.runs.items() if variant == name]
-    logs = [run.read_log() for run in runs]
+    logs = [log for key in study.runs if key[0] == name for log in read_logs(study, key)]
     losses: dict[int, list[float]] = {}
     accuracies: dict[int, list[float]] = {}
-    for run, log in zip(runs, logs, strict=True):
+    for recipe, log in logs:
         for line in log:
             if is_number(line.get("loss")):
                 losses.setdefault(line["epoch"], []).append(line["loss"])
             # In between, the log repeats the last accuracy.
-            due = line["epoch"] % run.recipe.eval_every == 0 or line["epoch"] == run.recipe.epochs
+            due = line["epoch"] % recipe.eval_every == 0 or line["epoch"] == recipe.epochs
             if due and is_number(line.get("accuracy")):
                 accuracies.setdefault(line["epoch"], []).append(line["accuracy"])
     return {"loss": thinned(losses), "accuracy": thinned(accuracies)}
+
+
+def read_logs(study: Study, key: Key) -> list[tuple[Recipe, list[Row]]]:
+    """The log of a run, or those of its folds."""
+    run = study.runs[key]
+    folders = [run.folder.parent / name for name in study.rows[key].get("fold_folders", ())]
+    return [(run.recipe, Run(folder, run.recipe).read_log()) for folder in folders or [run.folder]]
 
 
 def is_number(value: object) -> bool:
@@ -479,7 +486,7 @@ def warnings_of(study: Study, parts: Parts) -> list[str]:
 def commands(study: Study) -> list[str]:
     """The commands that repeat the comparison, one for each recipe."""
     if (stored := read_overview(study.overview)) is not None:
-        recipe = first_run(study).recipe
+        recipe = study.recipe or first_run(study).recipe
         return [repeat_command(recipe, stored.methods, stored.seeds, study.baseline, stored.adaptive)]
     groups: dict[str, list[Run]] = {}
     for (name, _), run in study.runs.items():

@@ -104,6 +104,9 @@ class ReportingDisplay(Display):
     def finish(self, row: Row) -> None:
         super().finish(row)
         if self.live is not None:
+            # Folds of cross-validation say nothing alone: their page is written at the end.
+            if row.get("fold") is not None:
+                return
             self.live.add(row)
             if self.work[row["key"]]:  # finished in this session
                 self.live.write(self)

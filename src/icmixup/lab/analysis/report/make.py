@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from icmixup.lab.analysis.report.between import Between, between_classes
+from icmixup.lab.analysis.report.between import OTHER_IMAGES, Between, between_classes
 from icmixup.lab.analysis.report.data import Parts, Progress
 from icmixup.lab.analysis.report.page import write_page
 from icmixup.lab.analysis.report.pictures import thumbnails
@@ -18,10 +18,11 @@ from icmixup.lab.analysis.report.study import (
     Study,
     check_same_classes,
     collect_runs,
+    open_run_folder,
     study_comparison,
     study_runs,
 )
-from icmixup.lab.analysis.report.summaries import Summary, summarise_predictions
+from icmixup.lab.analysis.report.summaries import Summary, images_digest, summarise_predictions
 from icmixup.lab.analysis.scores import load_model, load_run_data
 from icmixup.lab.comparison.compare import Comparison
 from icmixup.lab.datasets import Dataset, Split
@@ -33,8 +34,7 @@ from icmixup.lab.training.loop import load_recipe_data
 from icmixup.lab.training.predictions import Predictions, make_predictions, read_predictions
 from icmixup.lab.training.ranks import pick_device
 from icmixup.lab.training.recipe import Recipe
-from icmixup.lab.training.run_folder import Run, read_identity
-from icmixup.lab.training.stored import read_recipe_file
+from icmixup.lab.training.run_folder import Run
 
 REPORT_FILE = "report.html"
 NO_THUMBNAILS = "the report was made with --no-thumbnails"
@@ -111,7 +111,9 @@ def report_comparison(
         cache: summaries of runs by folder; those of new runs are added to it.
     """
     runs = {
-        (row["method"], row["seed"]): open_finished(execution.out / row["folder"]) for row in comparison.rows
+        (row["method"], row["seed"]): run
+        for row in comparison.rows
+        if (run := open_run_folder(execution.out / row["folder"])) is not None
     }
     study = study_comparison(comparison, runs)
     cache = {} if cache is None else cache
@@ -126,10 +128,6 @@ def read_summaries(folders: Iterable[Path], cache: Summaries) -> None:
     for folder in folders:
         if folder not in cache:
             cache[folder] = summarise_predictions(read_predictions(folder))
-
-
-def open_finished(folder: Path) -> Run:
-    return Run(folder, read_recipe_file(folder / "recipe.json"), read_identity(folder))
 
 
 def complete_parts(
@@ -177,10 +175,10 @@ def mistake_thumbnails(
         split = shown_images(study, load, options.data_dir)
     except (ValueError, OSError, ModuleNotFoundError) as error:
         return {}, str(error)
-    first = next(iter(summaries.values()))
-    if split.labels.cpu().numpy().tolist() != first.labels.tolist():
-        return {}, "the test images are not those that the runs were tested on"
-    return thumbnails(split, shown_rows(study, summaries, first.images)), ""
+    images = next(iter(summaries.values())).images
+    if images_digest(split.labels.cpu().numpy(), split.file_names) != images:
+        return {}, OTHER_IMAGES
+    return thumbnails(split, shown_rows(study, summaries, images)), ""
 
 
 def shown_images(study: Study, load: Callable[[Recipe], Dataset], data_dir: Path) -> Split:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ class Shift(NamedTuple):
     """Means over the runs of each variant."""
 
     corruptions: tuple[str, ...]
-    accuracy: Mapping[str, list[float]]  # by variant: without corruption, then at each strength
+    accuracy: Mapping[str, list[float | None]]  # by variant: without corruption, then at each strength
     outside: Mapping[str, Mapping[str, dict[str, float]]]  # by folder and variant: AUROC and FPR at 95 %
     notes: tuple[str, ...] = ()
 
@@ -43,7 +43,7 @@ def shifted_data(study: Study) -> Shift | None:
     folders = dict.fromkeys(folder for one in everything for folder in one["ood"])
     return Shift(
         corruptions,
-        {name: mean_columns(known) for name, each in curves.items() if (known := [c for c in each if c])},
+        {name: mean_columns(each) for name, each in curves.items()} if corruptions else {},
         {folder: outside_by_variant(found, folder) for folder in folders},
         tuple(notes),
     )
@@ -64,19 +64,20 @@ def read_evaluation(run: Run) -> dict[str, Any] | None:
     return parts
 
 
-def accuracy_by_strength(stored: Mapping[str, Any], corruptions: tuple[str, ...]) -> list[float]:
-    """Accuracy without corruption and at each strength, mean over corruptions; empty if it is unknown."""
-    tables = [stored["corruptions"][name] for name in corruptions if name in stored["corruptions"]]
-    values = [[table[k].get("accuracy") for table in tables] for k in range(STRENGTHS)]
-    clean = stored["clean"].get("accuracy")
-    flat = [clean, *(value for column in values for value in column)]
-    if not tables or not all(isinstance(value, int | float) and math.isfinite(value) for value in flat):
-        return []
-    return [float(clean), *(fmean(column) for column in values)]
+def accuracy_by_strength(stored: Mapping[str, Any], corruptions: tuple[str, ...]) -> list[float | None]:
+    """Accuracy without corruption and at each strength, mean over corruptions; None where one is unknown."""
+    tables = [stored["corruptions"].get(name) or [None] * STRENGTHS for name in corruptions]
+    columns = [[(table[k] or {}).get("accuracy") for table in tables] for k in range(STRENGTHS)]
+    return [mean_if_known([stored["clean"].get("accuracy")]), *map(mean_if_known, columns)]
 
 
-def mean_columns(curves: list[list[float]]) -> list[float]:
-    return [fmean(column) for column in zip(*curves, strict=True)]
+def mean_columns(curves: list[list[float | None]]) -> list[float | None]:
+    return [mean_if_known(column) for column in zip(*curves, strict=True)]
+
+
+def mean_if_known(values: Sequence[object]) -> float | None:
+    known = [float(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
+    return fmean(known) if known and len(known) == len(values) else None
 
 
 def outside_by_variant(found: Mapping[str, list[dict[str, Any]]], folder: str) -> dict[str, dict[str, float]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,11 +23,14 @@ from icmixup.lab.comparison.compare import (
     summarise,
 )
 from icmixup.lab.comparison.statistics import Correct, Look, Standing, rank_methods, take_look
+from icmixup.lab.training.recipe import Recipe, read_recipe
 from icmixup.lab.training.run_folder import Row, Run, read_identity
-from icmixup.lab.training.stored import read_recipe_file, read_run_names
+from icmixup.lab.training.stored import read_json, read_recipe_file
 from icmixup.lab.training.trained import describe_folder
 
 REMEDY = "pass folders of finished runs or of comparisons, for example runs/*"
+FOLDS_FILE = "folds.json"  # in the folder of the pooled predictions of cross-validation
+RECIPE_FIELDS = tuple(entry.name for entry in fields(Recipe))
 Key = tuple[str, int]  # variant, seed
 
 
@@ -62,6 +65,7 @@ class Study:
     footnote: str
     failures: tuple[Failure, ...] = ()
     overview: Mapping[str, object] = field(default_factory=dict)
+    recipe: Recipe | None = None  # of the baseline, if all runs are of one comparison
     notes: tuple[str, ...] = ()
 
     @property
@@ -84,8 +88,8 @@ def collect_runs(paths: Sequence[Path]) -> Collected:
     for path in paths:
         if (path / "comparison.json").exists():
             comparisons.append(path)
-            folders += [path.parent / name for name in read_run_names(path / "comparison.json")]
-        elif (path / "recipe.json").exists():
+            folders += [path.parent / row["folder"] for row in load_comparison(path / "comparison.json").rows]
+        elif any((path / name).exists() for name in ("recipe.json", FOLDS_FILE)):
             folders.append(path)
         elif path.is_dir():
             folders += sorted(found.parent for found in path.glob("*/recipe.json"))
@@ -102,11 +106,10 @@ def keep_finished(folders: Sequence[Path], comparisons: tuple[Path, ...]) -> Col
     runs: list[Run] = []
     notes: list[str] = []
     for folder in folders:
-        if not (folder / "recipe.json").exists():
+        run = open_run_folder(folder)
+        if run is None:
             notes.append(f"{folder.name} is missing: it was moved or deleted")
-            continue
-        run = Run(folder, read_recipe_file(folder / "recipe.json"), read_identity(folder))
-        if run.result() is None:
+        elif read_row(run) is None:
             done = max((row["epoch"] for row in run.read_log()), default=0)
             notes.append(f"{folder.name} is unfinished after {done} of {run.recipe.epochs} epochs")
         else:
@@ -121,16 +124,37 @@ def keep_finished(folders: Sequence[Path], comparisons: tuple[Path, ...]) -> Col
     return Collected(tuple(runs), comparisons, (*notes, *twins))
 
 
+def open_run_folder(folder: Path) -> Run | None:
+    """The run in a folder, or the pooled folds of cross-validation; None if there is neither."""
+    if (folder / "recipe.json").exists():
+        return Run(folder, read_recipe_file(folder / "recipe.json"), read_identity(folder))
+    if not (folder / FOLDS_FILE).exists():
+        return None
+    row = read_json(folder / FOLDS_FILE)
+    return Run(folder, read_recipe({name: row[name] for name in RECIPE_FIELDS if name in row}))
+
+
+def read_row(run: Run) -> Row | None:
+    """The row of a finished run, or of pooled folds."""
+    pooled = run.folder / FOLDS_FILE
+    return dict(read_json(pooled)) if pooled.exists() else run.result()
+
+
 def drop_duplicates(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     """Of several runs with one recipe, made by other versions or on other devices, the newest."""
     newest: dict[str, Run] = {}
     notes: list[str] = []
-    for run in sorted(runs, key=lambda run: -(run.folder / "result.json").stat().st_mtime):
+    for run in sorted(runs, key=lambda run: -result_file(run).stat().st_mtime):
         if run.recipe.key in newest:
             twin = newest[run.recipe.key].folder.name
             notes.append(f"{run.folder.name} is left out: {twin} has the same recipe and is newer")
         newest.setdefault(run.recipe.key, run)
     return [run for run in runs if run in newest.values()], notes
+
+
+def result_file(run: Run) -> Path:
+    pooled = run.folder / FOLDS_FILE
+    return pooled if pooled.exists() else run.folder / "result.json"
 
 
 def check_same_data(runs: Sequence[Run]) -> None:
@@ -211,6 +235,7 @@ def study_comparison(comparison: Comparison, runs: Mapping[Key, Run], notes: Seq
         footnote=comparison.footnote,
         failures=comparison.failures,
         overview=comparison.overview,
+        recipe=comparison.recipe,
         notes=tuple(notes),
     )
 
@@ -223,7 +248,7 @@ def study_variants(collected: Collected, summaries_of: Mapping[Path, Summary]) -
     names = line_names(recipes)
     variants = {name: Variant(name, recipe.method) for name, recipe in zip(names, recipes, strict=True)}
     runs = {(name, run.recipe.seed): run for name, run in zip(names, collected.runs, strict=True)}
-    rows = {key: {**(run.result() or {}), "method": key[0]} for key, run in runs.items()}
+    rows = {key: {**(read_row(run) or {}), "method": key[0]} for key, run in runs.items()}
     seeds = tuple(sorted({seed for _, seed in runs}))
     summaries = {key: summaries_of[run.folder] for key, run in runs.items() if run.folder in summaries_of}
     correct, reason = correct_answers(summaries, list(runs))
@@ -258,7 +283,7 @@ def verdict_by_recipe(
         groups.setdefault(name.partition(" ")[2], []).append((name, run))
     verdicts, footnote = [], ""
     for settings, members in groups.items():
-        rows = [run.result() or {} for _, run in members]
+        rows = [read_row(run) or {} for _, run in members]
         methods = list(dict.fromkeys(row["method"] for row in rows))
         keys = [(name, run.recipe.seed) for name, run in members]
         correct, why = correct_answers(summaries, keys)

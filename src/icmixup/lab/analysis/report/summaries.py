@@ -6,6 +6,7 @@ N test images, C classes.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -72,12 +73,11 @@ def summarise_predictions(predictions: Predictions) -> Summary:
     """The summary of one run."""
     scores, labels = predictions.tensors()
     scaled, _ = cross_fit_temperature(scores, labels)
-    names = "\0".join(predictions.file_names).encode()
     risks = selective_risks(scores, labels).numpy()
     rows = np.maximum(np.ceil(COVERAGES * len(labels)).astype(int), 1) - 1
     return Summary(
         predictions.class_names,
-        hashlib.sha256(predictions.labels.tobytes() + names).hexdigest(),
+        images_digest(predictions.labels, predictions.file_names),
         predictions.labels,
         np.bincount(predictions.labels, minlength=len(predictions.class_names)),
         predictions.correct,
@@ -87,6 +87,12 @@ def summarise_predictions(predictions: Predictions) -> Summary:
         confusion_matrix(predictions),
         confident_mistakes(scaled, labels, predictions.file_names),
     )
+
+
+def images_digest(labels: npt.NDArray[np.int64], file_names: Sequence[str]) -> str:
+    """What tells test sets apart: (N,) labels, and N file names, or none for images that are not files."""
+    names = "\0".join(file_names or ("",) * len(labels)).encode()
+    return hashlib.sha256(labels.astype(np.int64).tobytes() + names).hexdigest()
 
 
 def count_bins(scores: Tensor, labels: Tensor) -> Bins:

@@ -266,11 +266,11 @@ function drawShifted() {
   if (!shifted) return;
   at("shifted").hidden = false;
   at("shifted-link").hidden = false;
-  const series = variants.map((variant, k) => ({ name: variant.name, colour: colours[k], dash: dashOf(k), dots: true, points: (shifted.accuracy[k] || []).map((value, strength) => [strength, value]) }));
+  const series = variants.map((variant, k) => ({ name: variant.name, colour: colours[k], dash: dashOf(k), dots: true, points: (shifted.accuracy[k] || []).map((value, strength) => [strength, value]).filter(([, value]) => value !== null) }));
   if (series.some((one) => one.points.length)) {
     at("shifted-lead").textContent = `Accuracy on test images with ${shifted.corruptions.length} corruptions, mean over all of them: a method that falls more slowly is more robust.`;
     lineChart(at("robustness"), {
-      label: `Accuracy by strength of the corruption: ${series.filter((one) => one.points.length).map((one) => `${one.name} ${fixed(one.points[0][1])} to ${fixed(one.points[5][1])} percent`).join("; ")}`,
+      label: `Accuracy by strength of the corruption: ${series.filter((one) => one.points.length).map((one) => `${one.name} ${fixed(one.points[0][1])} to ${fixed(one.points[one.points.length - 1][1])} percent`).join("; ")}`,
       x: { label: "strength of the corruption (0: none)", domain: [0, 5], ticks: [0, 1, 2, 3, 4, 5], format: String, name: "strength" },
       y: { label: "accuracy, %", domain: clamp(widened(extent(series.flatMap((one) => one.points.map(([, b]) => b)))), 0, 100) },
       series, labels: true,
