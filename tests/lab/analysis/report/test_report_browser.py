@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,13 +29,14 @@ OPENS_WITHIN = 2.0
 @pytest.fixture(scope="module")
 def report(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of the trained runs, with an evaluation on shifted data."""
-    for folder in trained.parent.glob("*.s?.*"):
+    runs = tmp_path_factory.mktemp("browser") / "runs"
+    shutil.copytree(trained.parent, runs)
+    for folder in runs.glob("*.s?.*"):
         table = {name: [{"accuracy": 50.0 - 5 * k} for k in range(5)] for name in ("fog", "snow")}
         stored = {"format": 1, "clean": {"accuracy": 60.0}, "corruptions": table}
         stored["ood"] = {"cats": {"auroc": 70.0, "fpr95": 40.0, "images": 10}}
         (folder / "evaluation.json").write_text(json.dumps(stored))
-    out = tmp_path_factory.mktemp("browser") / "report.html"
-    return report_runs([trained], out, Options(Path("data"), "cpu"))[0]
+    return report_runs([runs / "comparison"], None, Options(Path("data"), "cpu"))[0]
 
 
 @pytest.fixture
@@ -257,7 +259,7 @@ def test_a_large_comparison_opens_quickly(open_page: Callable[..., Any], large: 
 
 
 def test_a_page_in_progress_loads_itself_again(
-    open_page: Callable[..., Any], trained: Path, monkeypatch: pytest.MonkeyPatch
+    open_page: Callable[..., Any], trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(page_module, "RELOAD_SECONDS", 1)
     comparison = read_comparison(trained / "comparison.json")
@@ -265,7 +267,7 @@ def test_a_page_in_progress_loads_itself_again(
 
     def write(done: int) -> Path:
         progress = Progress(done, 9, "about 5:09 left")
-        return report_comparison(comparison, trained, execution, progress=progress)
+        return report_comparison(comparison, tmp_path, execution, progress=progress)
 
     browser = open_page(write(6))
     assert "6 of 9 runs" in find(browser, "#progress").text

@@ -94,8 +94,15 @@ def test_the_table_of_the_page_is_that_of_the_terminal(page: Page, trained: Path
     assert [row[0] for row in page.rows[1:]] == [standing.method for standing in comparison.standings]
     for name, *cells in page.rows[1:]:
         assert " ".join(cells).split() == lines[name][1:]
-    assert comparison.verdict.replace(" %", "\u00a0%")[1:] in page.text
+    for clause in comparison.verdict.split("; "):
+        assert clause.replace(" %", "\u00a0%")[1:] in page.text
     assert comparison.footnote in page.text
+    clear = [s.difference is not None and s.difference.clear for s in comparison.standings]
+    marks = [
+        attributes["class"] for tag, attributes in page.elements if tag == "tr" and "class" in attributes
+    ]
+    assert [mark in ("above", "below") for mark in marks] == clear
+    assert "".join(marks).replace("above", "").replace("below", "") == ""
 
 
 def test_differences_to_every_baseline_are_those_of_the_statistics(page: Page, trained: Path):
@@ -303,7 +310,7 @@ def test_runs_of_two_comparisons_are_named_by_what_differs(copied: Path, tmp_pat
     assert names == {f"{method} epochs=3" for method in METHODS} | {"mixup epochs=1", "ic-mixup epochs=1"}
     assert len(study.verdicts) == len(set(re.findall(r"epochs=\d", " ".join(study.verdicts)))) == 2
     assert found.text.count("icmixup compare digits") == 2
-    assert all(shifted is None for shifted in [found.data["shifted"]])
+    assert found.data["shifted"] is None
 
 
 def test_unfinished_runs_are_named_and_left_out(copied: Path, tmp_path: Path):

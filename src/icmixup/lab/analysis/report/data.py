@@ -418,7 +418,7 @@ def result_table(study: Study) -> Json:
             {
                 "name": standing.method,
                 "infinite": bool(find_method(methods[standing.method]).axes),
-                "clear": row_mark(standing.difference),
+                "mark": row_mark(standing.difference),
                 "cells": [column.cell(standing).strip() for column in columns],
             }
             for standing in study.standings

@@ -42,7 +42,7 @@ def render_page(study: Study, parts: Parts) -> str:
         .get_template("page.html.j2")
         .render(
             title=f"{recipe.data_title}, {recipe.model}",
-            verdicts=[sentence(f"so far: {text}" if parts.progress else text) for text in study.verdicts],
+            verdicts=[headline(f"so far: {text}" if parts.progress else text) for text in study.verdicts],
             footnote=study.footnote,
             table=result_table(study),
             warnings=[sentence(text) for text in warnings_of(study, parts)],
@@ -64,6 +64,12 @@ def read_scripts() -> str:
     return "\n".join(
         ["(() => {", '"use strict";', *((ASSETS / name).read_text() for name in SCRIPTS), "})();"]
     )
+
+
+def headline(verdict: str) -> tuple[str, str]:
+    """The first clause of a verdict, and the others."""
+    head, _, rest = verdict.partition("; ")
+    return sentence(head), sentence(rest) if rest else ""
 
 
 def sentence(text: str) -> str:

@@ -14,6 +14,12 @@ function fill(node, attributes, children) {
 const html = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
 const svg = (tag, attributes = {}, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
+// A name that may be broken behind _ . / and -, as words are.
+function soft(text) {
+  const parts = String(text).split(/(?<=[_./-])/);
+  return parts.flatMap((part, k) => (k ? [document.createElement("wbr"), part] : [part]));
+}
+
 function fixed(value, digits = 1) {
   if (value === null || value === undefined) return "–";
   return value.toFixed(digits).replace("-", MINUS);

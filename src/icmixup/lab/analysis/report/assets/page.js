@@ -9,7 +9,7 @@ function buildBetween() {
   const choices = between.pairs.map((pair, k) => {
     const input = html("input", { type: "radio", name: "pair", value: k, checked: k === 0 });
     input.addEventListener("change", () => { mixing.pair = k; choosePair(); });
-    return html("label", {}, input, `${pair.classes[0]} and ${pair.classes[1]}`);
+    return html("label", {}, input, html("span", {}, ...soft(`${pair.classes[0]} and ${pair.classes[1]}`)));
   });
   const slider = html("input", { type: "range", id: "lam", min: 0, max: 1, step: 0.05, value: mixing.lam, "aria-labelledby": "lam-value" });
   slider.addEventListener("input", () => { mixing.lam = Number(slider.value); showLam(); });
@@ -31,8 +31,8 @@ function buildBetween() {
 function choosePair() {
   const pair = data.between.pairs[mixing.pair];
   at("along-key").textContent = `Probability in percent after temperature scaling, along lam. Solid: ${pair.classes[0]}; dashed: ${pair.classes[1]}; pale: all other classes together.`;
-  at("end-second").textContent = `0: ${pair.classes[1]}`;
-  at("end-first").textContent = `1: ${pair.classes[0]}`;
+  at("end-second").replaceChildren(...soft(`0: ${pair.classes[1]}`));
+  at("end-first").replaceChildren(...soft(`1: ${pair.classes[0]}`));
   const canvas = at("mixed");
   canvas.hidden = !pair.pictures[0];
   mixing.images = null;
@@ -102,7 +102,7 @@ function showLam() {
   at("lam").setAttribute("aria-valuetext", `lam ${mixing.lam.toFixed(2)}, ${Math.round(100 * mixing.lam)} percent ${pair.classes[0]}`);
   for (const chart of mixing.charts) chart.moveCursor(mixing.lam);
   for (const { along, sub } of mixing.captions)
-    sub.textContent = `${pair.classes[0]}: ${percent(100 * along.first[step])}, ${pair.classes[1]}: ${percent(100 * along.second[step])}, says ${along.top[step]}`;
+    sub.replaceChildren(...soft(`${pair.classes[0]}: ${percent(100 * along.first[step])}, ${pair.classes[1]}: ${percent(100 * along.second[step])}, says ${along.top[step]}`));
   drawMixture();
 }
 

@@ -183,7 +183,7 @@ function drawMistakes(side) {
       const meter = html("span", { class: "meter" });
       meter.style.setProperty("--c", colours[k]);
       meter.style.width = `${(4.5 * images) / most}rem`;
-      return html("tr", {}, html("th", { scope: "row" }, label), html("td", {}, predicted), html("td", {}, meter, `${fixed(images, Number.isInteger(images) ? 0 : 1)} (${fixed(part, 0)} %)`));
+      return html("tr", {}, html("th", { scope: "row" }, ...soft(label)), html("td", {}, ...soft(predicted)), html("td", { class: "nowrap" }, meter, `${fixed(images, Number.isInteger(images) ? 0 : 1)} (${fixed(part, 0)} %)`));
     })));
   const tiles = html("ul", { class: "tiles" }, ...data.mistakes[k].map((one) => mistakeTile(one, names)));
   box.replaceChildren(title,
@@ -193,12 +193,12 @@ function drawMistakes(side) {
 function mistakeTile(one, names) {
   const file = one.file_name || `test image ${one.image}`;
   const uri = data.thumbnails[one.image];
-  const shown = uri ? html("img", { src: uri, alt: `${file}, ${names[one.label]}` }) : html("div", { class: "blank" }, file);
+  const shown = uri ? html("img", { src: uri, alt: `${file}, ${names[one.label]}` }) : html("div", { class: "blank" }, ...soft(file));
   if (uri) shown.addEventListener("load", () => shown.classList.toggle("tiny", shown.naturalWidth <= 40));
-  return html("li", {}, shown, html("strong", {}, `says ${names[one.predicted]}, ${fixed(100 * one.confidence, one.confidence > 0.995 ? 1 : 0)} %`),
-    html("span", { class: "sub" }, `is ${names[one.label]}`),
+  return html("li", {}, shown, html("strong", {}, ...soft(`says ${names[one.predicted]}, ${fixed(100 * one.confidence, one.confidence > 0.995 ? 1 : 0)}\u00a0%`)),
+    html("span", { class: "sub" }, ...soft(`is ${names[one.label]}`)),
     one.others ? html("span", { class: "sub" }, `${one.right} of ${one.others} other runs right`) : null,
-    uri && one.file_name ? html("span", { class: "sub" }, one.file_name.split("/").pop()) : null);
+    uri && one.file_name ? html("span", { class: "sub file", title: one.file_name }, one.file_name.split("/").pop()) : null);
 }
 
 function drawLearning() {
