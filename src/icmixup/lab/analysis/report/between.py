@@ -74,10 +74,10 @@ def between_classes(
 ) -> Between:
     """Scores along lam of the first run of each variant; the reason if they cannot be computed."""
     runs = study.first_runs
-    if heads := [run for run in runs.values() if run.recipe.train == "head"]:
+    if any(run.recipe.train == "head" for run in runs.values()):
         return Between(
-            f"{heads[0].folder.name} trained a linear head on features, so there is no network that takes "
-            "mixed images; use --train all"
+            "these runs trained a linear head on features, so there is no network that takes mixed images; "
+            "train on images, with --train all"
         )
     known = [summary for (name, _), summary in summaries.items() if name in runs]
     if not known:

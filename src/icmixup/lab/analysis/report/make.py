@@ -143,7 +143,7 @@ def complete_parts(
         key: summaries_of[run.folder] for key, run in study.runs.items() if run.folder in summaries_of
     }
     counts, why = class_counts(study, load)
-    pictures, reason = mistake_thumbnails(study, summaries, load, options)
+    pictures, reason = mistake_thumbnails(study, summaries, load, options, finished=finished)
     between = Between("it is computed when all runs are finished")
     if finished:
         device = pick_device(options.device)
@@ -164,13 +164,20 @@ def class_counts(study: Study, load: Callable[[Recipe], Dataset]) -> tuple[Seque
 
 
 def mistake_thumbnails(
-    study: Study, summaries: Mapping[Key, Summary], load: Callable[[Recipe], Dataset], options: Options
+    study: Study,
+    summaries: Mapping[Key, Summary],
+    load: Callable[[Recipe], Dataset],
+    options: Options,
+    *,
+    finished: bool,
 ) -> tuple[dict[int, str], str]:
     """Thumbnails of the most confident mistakes of each variant, and why there are none."""
     if not options.thumbnails:
         return {}, NO_THUMBNAILS
     if not summaries:
         return {}, ""
+    if not finished and any(run.recipe.train == "head" for run in study.runs.values()):
+        return {}, "images behind features are loaded when all runs are finished"
     try:
         split = shown_images(study, load, options.data_dir)
     except (ValueError, OSError, ModuleNotFoundError) as error:

@@ -141,7 +141,7 @@ function lineChart(box, options) {
       svg("text", { class: "quiet", x: left - 8, y: y(value) + 4, "text-anchor": "end" }, format.y(value)),
     );
   }
-  const xTicks = options.x.ticks || (options.x.log ? logTicks(options.x.domain) : ticks(options.x.domain, Math.min(10, plot / (options.square ? 45 : 75))));
+  const xTicks = options.x.ticks || (options.x.log ? logTicks(options.x.domain) : ticks(options.x.domain, Math.min(10, plot / (options.square ? 45 : 60))));
   for (const value of xTicks) {
     const text = format.x(value);
     const place = x(value);

@@ -10,6 +10,7 @@ const percent = (value) => `${fixed(value, 0)} %`;
 const empty = (text) => html("p", { class: "empty" }, text);
 
 function drawForest() {
+  if (variants.length < 2) { at("forest").replaceChildren(empty("Differences need at least two methods.")); return; }
   const base = Number(at("baseline").value);
   const measure = data.measures.find((one) => one.key === at("measure").value);
   const values = data.values[measure.key];
