@@ -486,6 +486,17 @@ def test_report_prints_its_file_and_refuses_a_folder(
     assert "--out must be a file" in capsys.readouterr().err
 
 
+def test_the_page_in_the_documentation_is_small_and_loads_nothing():
+    docs = Path(__file__).parents[4] / "docs"
+    path = docs / "_extra" / "demo-report.html"
+    assert path.stat().st_size < LIMIT
+    test_the_page_loads_nothing(Page(path))
+    assert "demo-report.html" in (docs / "report.md").read_text()
+    for picture in docs.glob("report-*.png"):
+        assert picture.stat().st_size < 200_000
+        assert picture.name in (docs.parent / "README.md").read_text()
+
+
 def test_runs_record_their_peak_memory(trained: Path):
     rows = [json.loads(path.read_text()) for path in trained.parent.glob("*/result.json")]
     assert all(50 < row["memory_mb"] < 50_000 for row in rows)

@@ -41,7 +41,6 @@ class Along(NamedTuple):
 
     first: list[float]  # probability of the class of image a, after temperature scaling
     second: list[float]  # probability of the class of image b
-    difference: list[float]  # score of the first class minus score of the second
     top: list[int]  # class with the highest score
 
 
@@ -151,7 +150,6 @@ def describe_scores(scores: Tensor, first: int, second: int, temperature: float 
     return Along(
         shares[:, first].tolist(),
         shares[:, second].tolist(),
-        (scores[:, first] - scores[:, second]).tolist(),
         scores.argmax(dim=1).tolist(),
     )
 

@@ -374,7 +374,6 @@ def pair_as_json(pair: MixedPair, names: Sequence[str], classes: Sequence[str]) 
             else {
                 "first": tidy_all(pair.along[name].first),
                 "second": tidy_all(pair.along[name].second),
-                "difference": tidy_all(pair.along[name].difference, 3),
                 "top": [classes[label] for label in pair.along[name].top],
             }
             for name in names

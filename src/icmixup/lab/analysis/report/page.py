@@ -49,7 +49,6 @@ def render_page(study: Study, parts: Parts) -> str:
             facts=facts(study, parts),
             commands=commands(study),
             progress=parts.progress,
-            many=len(study.variants) > 1,
             written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             version=package_version(),
             css=Markup((ASSETS / "page.css").read_text()),

@@ -44,10 +44,6 @@ class Bins(NamedTuple):
     confidence: npt.NDArray[np.float64]  # (15,) sum over the images of a bin
     correct: npt.NDArray[np.float64]  # (15,)
 
-    def __add__(self, other: object) -> Bins:
-        assert isinstance(other, Bins)
-        return Bins(*(ours + theirs for ours, theirs in zip(self, other, strict=True)))
-
     @property
     def calibration_error(self) -> float:
         """Percent, as training.evaluate.calibration_error."""

@@ -35,6 +35,7 @@ function choosePair() {
   at("end-first").replaceChildren(...soft(`1: ${pair.classes[0]}`));
   const canvas = at("mixed");
   canvas.hidden = !pair.pictures[0];
+  canvas.title = pair.files.filter(Boolean).join(" and ");
   mixing.images = null;
   if (pair.pictures[0]) {
     const chosen = mixing.pair;
