@@ -262,7 +262,7 @@ FLAGS = {
         debug model seed fraction per-class imbalance data-seed split image-size epochs batch-size drop-last
         lr schedule lr-drops lr-factor warmup-epochs momentum nesterov weight-decay clip-norm ema padding
         padding-mode flip rotation trivial alpha mode duplicates negatives temperature label-smoothing kappa
-        tau joint mix-prob mix-off-epoch precision compile graph eval-every""",
+        tau joint mix-prob mix-off-epoch precision compile graph eval-every report no-report open""",
     "train": """recipe out data-dir device trackers fresh debug dataset model method seed fraction per-class
         imbalance data-seed split image-size epochs batch-size drop-last lr schedule lr-drops lr-factor
         warmup-epochs momentum nesterov weight-decay clip-norm ema padding padding-mode flip rotation trivial
@@ -270,6 +270,7 @@ FLAGS = {
         precision compile graph eval-every""",
     "paper": """run-missing seeds only compile engine address workers device json markdown latex write results
         out data-dir debug""",
+    "report": "out open thumbnails no-thumbnails data-dir device debug",
     "predict": "to device debug",
     "export": "to debug",
     "analyse": "out data-dir image-seed device debug",

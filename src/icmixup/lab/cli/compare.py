@@ -52,6 +52,16 @@ it in a browser, and is rewritten after every run: --open opens it while the run
 
 
 @dataclass(frozen=True, kw_only=True)
+class Page:
+    """The HTML report."""
+
+    report: bool = True
+    """Write report.html into the comparison's folder, and rewrite it after every run."""
+    open: Flag = False
+    """Open report.html in a browser after the first run."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CompareFlags(RecipeGroups):
     """Train several methods with several seeds on the same images, and report which one helps."""
 
@@ -84,12 +94,9 @@ class CompareFlags(RecipeGroups):
     """Folder of all runs and comparisons."""
     name: str | None = None
     """Name of the comparison's folder in --out; by default made from data, model and recipe."""
-    report: bool = True
-    """Write report.html into the comparison's folder, and rewrite it after every run."""
-    open: Flag = False
-    """Open report.html in a browser after the first run."""
     where: Where = field(default_factory=Where)
     concurrency: Concurrency = field(default_factory=Concurrency)
+    page: Page = field(default_factory=Page)
 
     def shared_recipe(self) -> Recipe:
         """What all runs of the comparison share."""
@@ -215,7 +222,7 @@ def make_live_report(
     flags: CompareFlags, plan: ComparisonPlan, folder: Path, overview: Overview
 ) -> LiveReport | None:
     """What rewrites report.html after each run; None with --no-report and on ranks that do not report."""
-    if not flags.report or not is_first_rank():
+    if not flags.page.report or not is_first_rank():
         return None
     from icmixup.lab.analysis.report.live import LiveReport
     from icmixup.lab.cli.report import open_in_browser
@@ -229,7 +236,7 @@ def make_live_report(
         plan.execution,
         overview.as_json(),
         note=print_note,
-        on_first_page=open_in_browser if flags.open else None,
+        on_first_page=open_in_browser if flags.page.open else None,
     )
 
 

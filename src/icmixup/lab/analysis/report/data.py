@@ -16,7 +16,7 @@ import numpy as np
 from icmixup.lab.analysis.report.between import STEPS, Between, MixedPair
 from icmixup.lab.analysis.report.command import repeat_command
 from icmixup.lab.analysis.report.shifted import Shift, shifted_data
-from icmixup.lab.analysis.report.study import Key, Study
+from icmixup.lab.analysis.report.study import Key, Study, settings_of
 from icmixup.lab.analysis.report.summaries import COVERAGES, Bins, Mistake, Summary
 from icmixup.lab.comparison.classes import confused_rows
 from icmixup.lab.comparison.overview import Overview
@@ -489,7 +489,7 @@ def commands(study: Study) -> list[str]:
         return [repeat_command(recipe, stored.methods, stored.seeds, study.baseline, stored.adaptive)]
     groups: dict[str, list[Run]] = {}
     for (name, _), run in study.runs.items():
-        groups.setdefault(name.partition(" ")[2], []).append(run)
+        groups.setdefault(settings_of(name), []).append(run)
     found = []
     for runs in groups.values():
         methods = [v.method for v in study.variants if any(run.recipe.method == v.method for run in runs)]

@@ -23,6 +23,7 @@ from icmixup.lab.comparison.compare import (
     summarise,
 )
 from icmixup.lab.comparison.statistics import Correct, Look, Standing, rank_methods, take_look
+from icmixup.lab.comparison.verdict import footnote
 from icmixup.lab.training.recipe import Recipe, read_recipe
 from icmixup.lab.training.run_folder import Row, Run, read_identity
 from icmixup.lab.training.stored import read_json, read_recipe_file
@@ -254,51 +255,47 @@ def study_variants(collected: Collected, summaries_of: Mapping[Path, Summary]) -
     correct, reason = correct_answers(summaries, list(runs))
     looks = (take_look(list(rows.values()), list(variants), seeds, correct),)
     baseline = pick_baseline(list(variants))
-    verdicts, footnote = verdict_by_recipe(collected.runs, recipes, names, seeds, summaries, reason)
+    standings = rank_methods(list(rows.values()), list(variants), seeds, baseline, looks)
     return Study(
         variants=tuple(variants.values()),
         seeds=seeds,
         baseline=baseline,
         runs=runs,
         rows=rows,
-        standings=rank_methods(list(rows.values()), list(variants), seeds, baseline, looks),
+        standings=standings,
         looks=looks,
-        verdicts=verdicts,
-        footnote=footnote,
+        verdicts=verdict_by_recipe(runs, seeds, summaries),
+        footnote=footnote(standings, baseline, looks, reason),
         notes=collected.notes,
     )
 
 
 def verdict_by_recipe(
-    runs: Sequence[Run],
-    recipes: Sequence[object],
-    names: Sequence[str],
-    seeds: Sequence[int],
-    summaries: Mapping[Key, Summary],
-    reason: str,
-) -> tuple[tuple[str, ...], str]:
-    """A verdict for each group of runs that differ in method and seed alone, and the footnote of the last."""
-    groups: dict[str, list[tuple[str, Run]]] = {}
-    for name, run in zip(names, runs, strict=True):
-        groups.setdefault(name.partition(" ")[2], []).append((name, run))
-    verdicts, footnote = [], ""
-    for settings, members in groups.items():
-        rows = [read_row(run) or {} for _, run in members]
-        methods = list(dict.fromkeys(row["method"] for row in rows))
-        keys = [(name, run.recipe.seed) for name, run in members]
-        correct, why = correct_answers(summaries, keys)
-        if correct is not None:
-            correct = {(name.partition(" ")[0], seed): correct[name, seed] for name, seed in keys}
-        look = take_look(rows, methods, seeds, correct)
-        found = summarise(
-            members[0][1].recipe,
-            methods,
-            seeds,
-            pick_baseline(methods),
-            rows,
-            looks=[look],
-            seeds_only=why or reason,
-        )
-        verdicts.append(f"{settings}: {found.verdict}" if settings else found.verdict)
-        footnote = found.footnote
-    return tuple(verdicts), footnote
+    runs: Mapping[Key, Run], seeds: Sequence[int], summaries: Mapping[Key, Summary]
+) -> tuple[str, ...]:
+    """A verdict for each group of runs that differ in method and seed alone."""
+    groups: dict[str, list[Key]] = {}
+    for key in runs:
+        groups.setdefault(settings_of(key[0]), []).append(key)
+    verdicts = [verdict_of([runs[key] for key in keys], keys, seeds, summaries) for keys in groups.values()]
+    return tuple(
+        f"{settings}: {verdict}" if settings else verdict
+        for settings, verdict in zip(groups, verdicts, strict=True)
+    )
+
+
+def settings_of(variant: str) -> str:
+    """What the name of a variant has besides its method."""
+    return variant.partition(" ")[2]
+
+
+def verdict_of(
+    runs: Sequence[Run], keys: Sequence[Key], seeds: Sequence[int], summaries: Mapping[Key, Summary]
+) -> str:
+    rows = [read_row(run) or {} for run in runs]
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    correct, _ = correct_answers(summaries, keys)
+    if correct is not None:
+        correct = {(run.recipe.method, key[1]): correct[key] for run, key in zip(runs, keys, strict=True)}
+    looks = [take_look(rows, methods, seeds, correct)]
+    return summarise(runs[0].recipe, methods, seeds, pick_baseline(methods), rows, looks=looks).verdict

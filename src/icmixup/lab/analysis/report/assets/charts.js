@@ -118,75 +118,96 @@ const path = (points, x, y) => points.map(([a, b], k) => `${k ? "L" : "M"}${x(a)
    series       [{name, colour, dash, points: [[x, y], ...], band: [[x, low, high], ...], dots}]
    height, labels (direct labels at the right end), diagonal, square, cursor (x of a vertical line), unit */
 function lineChart(box, options) {
-  const width = widthOf(box, 130);
   const series = options.series.filter((one) => one.points.length);
-  const format = { x: options.x.format || String, y: options.y.format || axisFormat(options.y.domain, 5) };
+  const area = layOut(box, options, series);
+  const { width, height, x, y, top, bottom, left, plot } = area;
+  const chart = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": options.label });
+  drawAxes(chart, options, area);
+  if (options.diagonal) chart.append(svg("line", { class: "zero", x1: x(0), y1: y(0), x2: x(1), y2: y(1), "stroke-dasharray": "1 4", "stroke-linecap": "round" }));
+  if (options.zero) chart.append(svg("line", { class: "zero", x1: left, x2: left + plot, y1: y(0), y2: y(0) }));
+  drawSeries(chart, series, x, y);
+  if (options.labels) drawEndLabels(chart, series, area);
+  if (options.cursor !== undefined) {
+    const line = svg("line", { class: "zero cursor", y1: top, y2: bottom, x1: x(options.cursor), x2: x(options.cursor) });
+    chart.append(line);
+    chart.moveCursor = (value) => { line.setAttribute("x1", x(value)); line.setAttribute("x2", x(value)); };
+  } else if (options.tip !== false) {
+    const format = { x: area.format.x, y: options.y.tip || axisFormat(options.y.domain, 5, 1) };
+    addTip(box, chart, series, { ...area, format, unit: options.unit || "", xName: options.x.name || "" });
+  }
+  box.replaceChildren(chart);
+  return chart;
+}
+
+// Margins as wide as the longest label needs, and the scales between them.
+function layOut(box, options, series) {
+  const width = widthOf(box, 130);
   const narrow = width < 420;
-  const yWanted = options.y.wanted || (narrow ? 4 : 5);
-  const yTicks = ticks(options.y.domain, yWanted).filter((value) => value >= options.y.domain[0] && value <= options.y.domain[1]);
+  const format = { x: options.x.format || String, y: options.y.format || axisFormat(options.y.domain, 5) };
+  const [low, high] = options.y.domain;
+  const yTicks = ticks(options.y.domain, options.y.wanted || (narrow ? 4 : 5)).filter((value) => value >= low && value <= high);
   const left = Math.max(...yTicks.map((value) => textWidth(format.y(value))), 8) + 10;
   const room = Math.min(narrow ? 110 : 190, width * 0.36);
   const right = options.labels ? Math.min(room, Math.max(...series.map((one) => textWidth(one.name)), 0) + 20) : 12;
   const top = options.y.label ? 24 : 8;
-  const bottom = options.x.label ? 38 : 20;
+  const foot = options.x.label ? 38 : 20;
   const plot = width - left - right;
-  const height = options.square ? plot + top + bottom : paper.on ? 172 : options.height || (narrow ? 250 : 300);
+  const height = options.square ? plot + top + foot : paper.on ? 172 : options.height || (narrow ? 250 : 300);
+  const bottom = height - foot;
   const ends = options.x.reversed ? [left + plot, left] : [left, left + plot];
-  const x = (options.x.log ? logarithmic : linear)(options.x.domain, ends);
-  const y = linear(options.y.domain, [height - bottom, top]);
-  const chart = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": options.label });
+  const wanted = Math.min(10, plot / (options.square ? 45 : 60));
+  return {
+    width, height, format, left, right, top, bottom, plot, yTicks,
+    xTicks: options.x.ticks || (options.x.log ? logTicks(options.x.domain) : ticks(options.x.domain, wanted)),
+    x: (options.x.log ? logarithmic : linear)(options.x.domain, ends),
+    y: linear(options.y.domain, [bottom, top]),
+  };
+}
+
+function drawAxes(chart, options, { width, height, format, left, bottom, plot, xTicks, yTicks, x, y }) {
   for (const value of yTicks) {
     chart.append(
       svg("line", { class: "grid", x1: left, x2: left + plot, y1: y(value), y2: y(value) }),
       svg("text", { class: "quiet", x: left - 8, y: y(value) + 4, "text-anchor": "end" }, format.y(value)),
     );
   }
-  const xTicks = options.x.ticks || (options.x.log ? logTicks(options.x.domain) : ticks(options.x.domain, Math.min(10, plot / (options.square ? 45 : 60))));
   for (const value of xTicks) {
     const text = format.x(value);
-    const place = x(value);
-    const end = place + textWidth(text) / 2 > width + 4 ? "end" : "middle";
+    const beyond = x(value) + textWidth(text) / 2 > width + 4;
     chart.append(
-      svg("line", { class: "axis", x1: place, x2: place, y1: height - bottom, y2: height - bottom + 4 }),
-      svg("text", { class: "quiet", x: end === "end" ? width : place, y: height - bottom + 17, "text-anchor": end }, text),
+      svg("line", { class: "axis", x1: x(value), x2: x(value), y1: bottom, y2: bottom + 4 }),
+      svg("text", { class: "quiet", x: beyond ? width : x(value), y: bottom + 17, "text-anchor": beyond ? "end" : "middle" }, text),
     );
   }
-  chart.append(svg("line", { class: "axis", x1: left, x2: left + plot, y1: height - bottom, y2: height - bottom }));
+  chart.append(svg("line", { class: "axis", x1: left, x2: left + plot, y1: bottom, y2: bottom }));
   if (options.y.label) chart.append(svg("text", { class: "quiet", x: 0, y: 11 }, shorten(options.y.label, width)));
   if (options.x.label) chart.append(svg("text", { class: "quiet", x: left + plot, y: height - 3, "text-anchor": "end" }, shorten(options.x.label, left + plot)));
-  if (options.diagonal) chart.append(svg("line", { class: "zero", x1: x(0), y1: y(0), x2: x(1), y2: y(1), "stroke-dasharray": "1 4", "stroke-linecap": "round" }));
-  if (options.zero) chart.append(svg("line", { class: "zero", x1: left, x2: left + plot, y1: y(0), y2: y(0) }));
-  for (const one of series) {
-    if (one.band) {
-      const upper = one.band.map(([a, , high]) => [a, high]);
-      const lower = one.band.map(([a, low]) => [a, low]).reverse();
-      chart.append(svg("path", { d: `${path(upper, x, y)}${path(lower, x, y).replace("M", "L")}Z`, style: `fill:${one.colour}`, "fill-opacity": 0.1 }));
-    }
-  }
-  for (const one of series) {
-    const stroke = `stroke:${one.colour}`;
-    chart.append(svg("path", { d: path(one.points, x, y), fill: "none", style: stroke, "stroke-width": one.width || 2, "stroke-dasharray": one.dash, "stroke-linejoin": "round", "stroke-linecap": "round" }));
-    if (one.dots || one.points.length < 3)
-      for (const [a, b] of one.points) chart.append(svg("circle", { cx: x(a), cy: y(b), r: one.dots === "small" ? 2 : 3, style: `fill:${one.colour}` }));
-  }
-  if (options.labels) drawEndLabels(chart, series, x, y, { top, low: height - bottom, edge: left + plot, room: right - 18 });
-  if (options.cursor !== undefined) {
-    const line = svg("line", { class: "zero cursor", y1: top, y2: height - bottom, x1: x(options.cursor), x2: x(options.cursor) });
-    chart.append(line);
-    chart.moveCursor = (value) => { line.setAttribute("x1", x(value)); line.setAttribute("x2", x(value)); };
-  } else if (options.tip !== false) addTip(box, chart, series, { x, y, top, bottom: height - bottom, left, width, plot, format: { x: format.x, y: options.y.tip || axisFormat(options.y.domain, 5, 1) }, unit: options.unit || "", xName: options.x.name || "" });
-  box.replaceChildren(chart);
-  return chart;
 }
 
-function drawEndLabels(chart, series, x, y, { top, low, edge, room }) {
+// Bands first, so that no line is covered.
+function drawSeries(chart, series, x, y) {
+  for (const { band, colour } of series.filter((one) => one.band)) {
+    const upper = band.map(([a, , high]) => [a, high]);
+    const lower = band.map(([a, low]) => [a, low]).reverse();
+    const outline = `${path(upper, x, y)}${path(lower, x, y).replace("M", "L")}Z`;
+    chart.append(svg("path", { d: outline, style: `fill:${colour}`, "fill-opacity": 0.1 }));
+  }
+  for (const { points, colour, width, dash, dots } of series) {
+    chart.append(svg("path", { d: path(points, x, y), fill: "none", style: `stroke:${colour}`, "stroke-width": width || 2, "stroke-dasharray": dash, "stroke-linejoin": "round", "stroke-linecap": "round" }));
+    if (dots || points.length < 3)
+      for (const [a, b] of points) chart.append(svg("circle", { cx: x(a), cy: y(b), r: dots === "small" ? 2 : 3, style: `fill:${colour}` }));
+  }
+}
+
+function drawEndLabels(chart, series, { x, y, top, bottom, left, right, plot }) {
+  const edge = left + plot;
   const ends = series.map((one) => one.points[one.points.length - 1]);
-  const places = spread(ends.map(([, b]) => y(b)), 15, top, low);
+  const places = spread(ends.map(([, b]) => y(b)), 15, top, bottom);
   series.forEach((one, k) => {
     const [a, b] = ends[k];
     chart.append(
       svg("path", { d: `M${x(a) + 2},${y(b)}L${edge + 12},${places[k]}`, fill: "none", style: `stroke:${one.colour}`, "stroke-width": 1, "stroke-opacity": 0.55 }),
-      svg("text", { x: edge + 16, y: places[k] + 4 }, svg("title", {}, one.name), shorten(one.name, room)),
+      svg("text", { x: edge + 16, y: places[k] + 4 }, svg("title", {}, one.name), shorten(one.name, right - 18)),
     );
   });
 }

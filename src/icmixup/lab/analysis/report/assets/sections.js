@@ -69,7 +69,7 @@ function drawSizes() {
   lineChart(box, {
     label: `Accuracy by class size: ${series.map((one) => `${one.name} from ${fixed((one.points[0] || [0, null])[1])} to ${fixed((one.points[one.points.length - 1] || [0, null])[1])} percent`).join("; ")}`,
     x: { label: "training images of a class (log scale)", domain: [low, high], log: true, reversed: true, format: (value) => Math.round(value).toLocaleString("en"), name: "about" },
-    y: { label: `accuracy, % (mean over ${groups === order.length ? "seeds" : `${groups} groups of classes`})`, domain: clamp(widened(extent(series.flatMap((one) => one.points.map(([, b]) => b)))), 0, 100) },
+    y: { label: `accuracy, %${groups === order.length ? "" : ` (classes in ${groups} groups by size)`}`, domain: clamp(widened(extent(series.flatMap((one) => one.points.map(([, b]) => b)))), 0, 100) },
     series, labels: true, height: 340,
   });
 }
