@@ -77,7 +77,8 @@ def random_affine(draws: Draws, shift: float, height: int, width: int) -> Tensor
     moved = points + shift * (2 * draws.uniform(1, 3, 2).double() - 1)
     # moved @ A = points, with a column of ones for the translation
     homogeneous = torch.cat([moved, torch.ones_like(moved[..., :1])], dim=-1)
-    return torch.linalg.solve(homogeneous, points.expand(len(moved), -1, -1)).mT.float()
+    solved: Tensor = torch.linalg.solve(homogeneous, points.expand(len(moved), -1, -1))
+    return solved.mT.float()
 
 
 def pixelate(images: Tensor, draws: Draws, length: float, share: float) -> Tensor:

@@ -1,7 +1,7 @@
 """Random numbers that depend on the image and the position alone, not on the batch or the device.
 
 The n-th number of an image is a hash of (corruption, image, stream, n), computed with integers on the device
-of the images. So an image is corrupted in the same way in a batch of any size, in any order and on any device.
+of the images. So an image is corrupted in the same way in a batch of any size, in any order, on any device.
 
 B images.
 """

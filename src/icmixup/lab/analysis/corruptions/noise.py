@@ -5,6 +5,7 @@ All take (B, C, H, W) images in [0, 1] and return images that may exceed that ra
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -35,13 +36,15 @@ def shot_noise(images: Tensor, draws: Draws, length: float, photons: float) -> T
     return high / photons
 
 
+@functools.lru_cache(maxsize=16)
 def poisson_table(photons: float) -> Tensor:
     """(256, K) float32: P(count <= k) for the rate of each grey level, up to a k that is never exceeded."""
     most = math.ceil(photons + 8 * math.sqrt(photons) + 10)
     rates = photons * torch.arange(LEVELS, dtype=torch.float64)[:, None] / (LEVELS - 1)
     # P(count <= k) is the regularised upper incomplete gamma function of (k + 1, rate).
     counts = torch.arange(most, dtype=torch.float64)
-    return torch.special.gammaincc(counts + 1, rates).float()
+    table: Tensor = torch.special.gammaincc(counts + 1, rates)
+    return table.float()
 
 
 def impulse_noise(images: Tensor, draws: Draws, length: float, share: float) -> Tensor:
