@@ -87,14 +87,16 @@ def pixelate(images: Tensor, draws: Draws, length: float, share: float) -> Tenso
 
 
 def pixel_matrix(size: int, share: float) -> Tensor:
-    """(size, size) float32: a line of pixels to fewer, larger ones, each the mean of what it covers."""
+    """(size, size) float32: a line of pixels to fewer, larger ones.
+
+    Each is the mean of the pixels whose centres it covers, as in Pillow's box filter.
+    """
     fewer = max(1, int(size * share))
-    edges = torch.arange(fewer + 1, dtype=torch.float64) * size / fewer
-    pixels = torch.arange(size, dtype=torch.float64)
-    overlap = torch.minimum(edges[1:, None], pixels + 1) - torch.maximum(edges[:-1, None], pixels)
-    shrink = overlap.clamp(min=0) * fewer / size
-    nearest = ((pixels + 0.5) * fewer / size).long()
-    return shrink[nearest].float()
+    centres = torch.arange(size, dtype=torch.float64) + 0.5
+    distance = centres * fewer / size - 0.5 - torch.arange(fewer, dtype=torch.float64)[:, None]
+    covered = ((distance > -0.5) & (distance <= 0.5)).double()
+    means = covered / covered.sum(dim=1, keepdim=True)
+    return means[(centres * fewer / size).long()].float()
 
 
 def jpeg_compression(images: Tensor, draws: Draws, length: float, quality: float) -> Tensor:
