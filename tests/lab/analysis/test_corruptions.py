@@ -26,7 +26,7 @@ from icmixup.lab.analysis.corruptions.filters import (
     zoom,
 )
 from icmixup.lab.analysis.corruptions.noise import poisson_table
-from icmixup.lab.analysis.corruptions.weather import plasma
+from icmixup.lab.analysis.corruptions.weather import clouds
 
 # Their published parameters change in kind from one strength to the next, not only in amount.
 NOT_MONOTONE = {"glass_blur", "snow", "frost", "elastic_transform"}
@@ -110,9 +110,10 @@ def test_higher_strengths_are_further_from_the_image(name: str, size: int) -> No
         for strength in STRENGTHS
     ]
     if name not in NOT_MONOTONE:
-        assert all(low < 1.001 * high for low, high in itertools.pairwise(distances)), distances
+        # Pixelation to 28 and to 27 of 32 pixels is about the same.
+        assert all(low < 1.03 * high for low, high in itertools.pairwise(distances)), distances
     if name != "elastic_transform":
-        assert distances[-1] > 1.2 * distances[0]
+        assert distances[-1] > 1.1 * distances[0]
 
 
 def test_the_table_has_fifteen_corruptions_with_five_strengths_for_both_sizes() -> None:
@@ -273,15 +274,27 @@ def test_jpeg_compression_agrees_with_pillow(strength: int) -> None:
         assert np.abs(found - expected).mean() < 0.1 * lost
 
 
-def test_fog_is_a_weighted_mean_of_the_image_and_clouds() -> None:
-    white = torch.full((3, 3, 32, 32), 255, dtype=torch.uint8)
-    clouds = plasma(draws_of("fog", torch.arange(3)), 256, decay=3.0)
-    assert clouds.amin(dim=(1, 2)).tolist() == [0, 0, 0]
-    assert clouds.amax(dim=(1, 2)).tolist() == [1, 1, 1]
-    expected = 255 * (1 + 0.5 * clouds[:, None, :32, :32]) / 1.5
-    torch.testing.assert_close(
-        corrupt(white, "fog", 2).float(), expected.expand(-1, 3, -1, -1), atol=0.51, rtol=0
-    )
+def test_fog_dims_the_image_and_adds_clouds_from_0_to_1() -> None:
+    images = torch.full((6, 3, 32, 32), 255, dtype=torch.uint8)
+    images[3:, :, :16] = 0  # the same numbers, and so the same clouds, as the first three
+    white, half = corrupt(images, "fog", 2, torch.arange(3).repeat(2)).int().split(3)
+    assert white.min() >= 170  # 255 / (1 + density)
+    assert (white - half)[:, :, 16:].abs().max() == 0
+    assert ((white - half)[:, :, :16] - 170).abs().max() <= 1
+    assert torch.equal(white[:, 0], white[:, 1])
+
+
+def test_clouds_are_periodic_and_rougher_with_less_decay() -> None:
+    roughness = []
+    for decay in (3.0, 1.5):
+        maps = clouds(256, decay)
+        assert maps.amin(dim=(1, 2)).tolist() == [0] * 16
+        assert maps.amax(dim=(1, 2)).tolist() == [1] * 16
+        steps = maps.diff(dim=1).abs().mean()
+        across = (maps[:, 0] - maps[:, -1]).abs().mean()
+        assert across < 3 * steps
+        roughness.append(steps)
+    assert roughness[1] > 2 * roughness[0]
 
 
 def test_elastic_displacements_are_a_constant_share_of_the_side() -> None:

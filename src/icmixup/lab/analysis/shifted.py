@@ -51,7 +51,7 @@ from icmixup.lab.training.run_folder import Run
 from icmixup.lab.training.trained import Trained, find_run
 
 BLOCK_PIXELS = {"cpu": 1 << 20, "cuda": 1 << 24}  # of the images that are corrupted at a time
-BLOCK_IMAGES = 256  # at most, because fog needs a map of 256 x 256 for each
+BLOCK_IMAGES = 1000
 
 LoadData = Callable[[Recipe], Dataset]
 OnProgress = Callable[[str, int, int], None]  # what is evaluated, images done, images in all

@@ -17,7 +17,7 @@ from icmixup.lab.analysis.corruptions.filters import (
     gaussian_blur,
     gaussian_weights,
     motion_blur,
-    take_pixels,
+    sample,
     zoom,
 )
 
@@ -46,7 +46,6 @@ def glass_blur(
     images: Tensor, draws: Draws, length: float, sigma: float, distance: int, rounds: int
 ) -> Tensor:
     """Blur, replace each pixel by a random one up to `distance` away, several times, and blur again."""
-    reach = max(1, round(length * distance))
     size = images.shape[-2:]
     rows, columns = torch.meshgrid(
         *(torch.arange(side, device=images.device) for side in size), indexing="ij"
@@ -54,9 +53,10 @@ def glass_blur(
     blurred = gaussian_blur(images, length * sigma)
     for number in range(rounds):
         down, right = (
-            (2 * reach * draws.uniform(2 * number + axis, *size)).long() - reach for axis in range(2)
+            length * ((2 * distance * draws.uniform(2 * number + axis, *size)).floor() - distance)
+            for axis in range(2)
         )
-        blurred = take_pixels(blurred, rows + down, columns + right)
+        blurred = sample(blurred, rows + down, columns + right)
     return gaussian_blur(blurred, length * sigma)
 
 

@@ -6,16 +6,18 @@ All take (B, C, H, W) images in [0, 1], and lengths in pixels at the reference s
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
 from torch import Tensor
 
-from icmixup.lab.analysis.corruptions.draws import Draws
+from icmixup.lab.analysis.corruptions.draws import Draws, draws_of
 from icmixup.lab.analysis.corruptions.filters import luma, motion_blur, take_pixels, zoom
 from icmixup.lab.analysis.corruptions.ice import ice
 
-FOG_MAP = 256  # side of the fractal from which fog is cut, at least
+FOG_MAP = 256  # side of the fractals from which fog is cut, at least
+CLOUD_MAPS = 16
 FROST_TINT = (0.88, 0.95, 1.0)  # a cold white
 
 
@@ -62,21 +64,33 @@ def random_direction(size: int, uniform: Tensor) -> Tensor:
 
 
 def fog(images: Tensor, draws: Draws, length: float, density: float, decay: float) -> Tensor:
-    """(x + density * clouds) * m / (m + density), where m is the largest pixel of the image."""
+    """(x + density * clouds) * m / (m + density), where m is the largest pixel of the image.
+
+    The clouds are a random part of one of a few fractals. Those are periodic, so every part is seamless.
+    """
     height, width = images.shape[-2:]
-    clouds = plasma(draws, max(FOG_MAP, 2 ** math.ceil(math.log2(max(height, width)))), decay)
+    side = max(FOG_MAP, 2 ** math.ceil(math.log2(max(height, width))))
+    maps = clouds(side, decay).to(images.device)
+    place = draws.uniform(0, 3)
+    rows, columns = (
+        ((place[:, axis] * side).long()[:, None] + torch.arange(size, device=images.device)) % side
+        for axis, size in enumerate((height, width))
+    )
+    number = (place[:, 2] * len(maps)).long()[:, None, None]
+    added = density * maps[number, rows[:, :, None], columns[:, None, :]][:, None]
     largest = images.amax(dim=(1, 2, 3), keepdim=True)
-    return (images + density * clouds[:, None, :height, :width]) * largest / (largest + density)
+    return (images + added) * largest / (largest + density)
 
 
-def plasma(draws: Draws, side: int, decay: float) -> Tensor:
-    """(B, side, side) in [0, 1]: a fractal by the diamond-square algorithm on a torus.
+@functools.lru_cache(maxsize=16)
+def clouds(side: int, decay: float) -> Tensor:
+    """(16, side, side) in [0, 1] on the CPU: fractals by the diamond-square algorithm on a torus.
 
     Each level halves the distance of the points, and the amplitude of what is added to their mean is divided
     by decay^2.
     """
-    heights = torch.zeros(len(draws.keys), 1, 1, device=draws.keys.device)
-    amplitude = 1.0
+    draws = draws_of("clouds", torch.arange(CLOUD_MAPS))
+    heights, amplitude = torch.zeros(CLOUD_MAPS, 1, 1), 1.0
     for level in range(int(math.log2(side))):
         heights = refine(heights, draws, 3 * level, amplitude)
         amplitude /= decay**2
