@@ -2,7 +2,7 @@
 
     python tools/draw_corruptions.py [docs/corruptions.jpg] [--image photo.jpg] [--size 224] [--tile 100]
 
-The photo is flower.jpg of scikit-learn (by Dannagal Young, CC BY 2.0). Needs the lab extra; nothing is
+The photo is flower.jpg of scikit-learn, by Flickr user vultilion (CC BY 2.0). Needs the lab extra; nothing is
 downloaded.
 """
 
