@@ -3,9 +3,11 @@ any."""
 
 from __future__ import annotations
 
+import importlib
 import io
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -329,3 +331,13 @@ def test_bad_input_is_named(change: dict[str, object], message: str, small: Tens
 def test_an_empty_batch_stays_empty() -> None:
     nothing = torch.zeros(0, 3, 8, 8, dtype=torch.uint8)
     assert corrupt(nothing, "fog", 1).shape == nothing.shape
+
+
+def test_the_picture_of_the_docs_shows_every_corruption_and_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[3]
+    monkeypatch.syspath_prepend(str(root / "tools"))
+    tool = importlib.import_module("draw_corruptions")
+    sheet = np.asarray(tool.draw_sheet(photos(16, count=1)[0], tile=16))[tool.HEADER :, tool.NAMES :]
+    tiles = sheet.reshape(15, 18, 6, 18, 3).swapaxes(1, 2)[:, :, :16, :16]
+    assert all(len({tile.tobytes() for tile in row}) >= 5 for row in tiles)
+    assert (root / "docs" / "corruptions.jpg").stat().st_size < 250_000

@@ -198,7 +198,7 @@ def long_rows(entry: Evaluated) -> list[dict[str, Any]]:
         row(name, strength, metrics)
         for name, entries in stored["corruptions"].items()
         for strength, metrics in enumerate(entries, start=1)
-        if metrics is not None
+        if metrics
     ]
     others = [
         row(f"ood:{name}", "", {"auroc": of_folder["auroc"], "fpr95": of_folder["fpr95"]})

@@ -4,7 +4,7 @@ format        1
 identity      what the numbers depend on; if it changes, all of them are computed again
 images        number of test images
 clean         metrics of the test images as they are
-corruptions   name to five entries, one for each strength: metrics, or null if not evaluated
+corruptions   name to five entries, one for each strength: metrics, {} if not evaluated
 ood           name of a folder to auroc, fpr95, images, skipped and the fingerprint of its files
 """
 
@@ -62,13 +62,16 @@ def checkpoint_digest(path: Path) -> str | None:
 
 def entry_of(stored: Stored, name: str, strength: int) -> Metrics | None:
     """The metrics under a corruption, or None if they were not computed."""
-    entries: list[Metrics | None] = stored["corruptions"].get(name, [None] * len(STRENGTHS))
-    return entries[strength - 1]
+    entries: list[Metrics] = stored["corruptions"].get(name) or no_entries()
+    return entries[strength - 1] or None
 
 
 def add_entry(stored: Stored, name: str, strength: int, metrics: Metrics) -> None:
-    entries = stored["corruptions"].setdefault(name, [None] * len(STRENGTHS))
-    entries[strength - 1] = metrics
+    stored["corruptions"].setdefault(name, no_entries())[strength - 1] = metrics
+
+
+def no_entries() -> list[Metrics]:
+    return [{} for _ in STRENGTHS]
 
 
 def write_evaluation(run: Run, stored: Stored) -> None:
@@ -99,7 +102,7 @@ def check_stored(stored: object, path: Path) -> None:
     for name, entries in stored["corruptions"].items():
         if not isinstance(entries, list) or len(entries) != len(STRENGTHS):
             raise ValueError(f"{path} is damaged: {name} must have {len(STRENGTHS)} entries")
-        if not all(entry is None or has_number(entry, "accuracy") for entry in entries):
+        if not all(entry == {} or has_number(entry, "accuracy") for entry in entries):
             raise ValueError(f"{path} is damaged: an entry of {name} has no accuracy")
     if stored["clean"] and not has_number(stored["clean"], "fitted_temperature"):
         raise ValueError(f"{path} is damaged: clean has no fitted_temperature")

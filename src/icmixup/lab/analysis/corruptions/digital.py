@@ -70,15 +70,15 @@ def elastic_transform(
 
 def random_affine(draws: Draws, shift: float, height: int, width: int) -> Tensor:
     """(B, 2, 3): the affine map that undoes a random shift of three points around the centre."""
-    reach = min(height, width) // 3
-    middle = torch.tensor([height // 2, width // 2], device=draws.keys.device)
-    corners = torch.tensor([[1, 1], [1, -1], [-1, -1]], device=draws.keys.device)
-    points = (middle + reach * corners).double()
-    moved = points + shift * (2 * draws.uniform(1, 3, 2).double() - 1)
+    reach = max(1, min(height, width) // 3)
+    corners = torch.tensor([[1, 1], [1, -1], [-1, -1]])
+    points = (torch.tensor([height // 2, width // 2]) + reach * corners).double()
+    # In float64 on the CPU, since not every device has it.
+    moved = points + shift * (2 * draws.uniform(1, 3, 2).cpu().double() - 1)
     # moved @ A = points, with a column of ones for the translation
     homogeneous = torch.cat([moved, torch.ones_like(moved[..., :1])], dim=-1)
     solved: Tensor = torch.linalg.solve(homogeneous, points.expand(len(moved), -1, -1))
-    return solved.mT.float()
+    return solved.mT.float().to(draws.keys.device)
 
 
 def pixelate(images: Tensor, draws: Draws, length: float, share: float) -> Tensor:
