@@ -259,6 +259,13 @@ def test_folders_without_finished_runs_are_named(root: Path, tmp_path: Path) -> 
         assert [run.recipe.method for run in find_runs([root])] == ["mixup", "mixup"]
 
 
+def test_two_runs_of_one_recipe_are_not_counted_as_two_seeds(root: Path) -> None:
+    run = run_of(root, "mixup")
+    shutil.copytree(run.folder, root / "again")
+    with pytest.raises(ValueError, match=r"again and .* are runs of the same recipe and seed"):
+        find_runs([root])
+
+
 def test_a_run_without_weights_is_named(root: Path) -> None:
     run = run_of(root, "mixup")
     (run.folder / "checkpoint.pt").unlink()

@@ -180,7 +180,20 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
         raise ValueError(
             f"{heads[0]} trained a head on features, and only images can be corrupted; use --train all"
         )
+    check_no_repetition(list(found.values()))
     return list(found.values())
+
+
+def check_no_repetition(runs: Sequence[Run]) -> None:
+    """Raise an error if a recipe was trained twice, on two devices for example, since means over seeds would
+    count it twice."""
+    first: dict[Recipe, Run] = {}
+    for run in runs:
+        if (other := first.setdefault(run.recipe, run)) is not run:
+            raise ValueError(
+                f"{other.folder} and {run.folder} are runs of the same recipe and seed, by different versions "
+                "of icmixup, devices or precisions; pass the folders of the runs to use"
+            )
 
 
 def finished_runs(folder: Path, inside: Sequence[Path]) -> list[Run]:
