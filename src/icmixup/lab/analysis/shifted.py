@@ -191,7 +191,7 @@ def check_no_repetition(runs: Sequence[Run]) -> None:
     for run in runs:
         if (other := first.setdefault(run.recipe, run)) is not run:
             raise ValueError(
-                f"{other.folder} and {run.folder} are runs of the same recipe and seed, by different versions "
+                f"{other.folder} and {run.folder} are runs of the same recipe and seed, of other versions "
                 "of icmixup, devices or precisions; pass the folders of the runs to use"
             )
 
