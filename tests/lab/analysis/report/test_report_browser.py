@@ -33,7 +33,8 @@ def report(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(trained.parent, runs)
     for folder in runs.glob("*.s?.*"):
         table = {name: [{"accuracy": 50.0 - 5 * k} for k in range(5)] for name in ("fog", "snow")}
-        stored = {"format": 1, "clean": {"accuracy": 60.0}, "corruptions": table}
+        stored = {"format": 1, "identity": {}, "corruptions": table}
+        stored["clean"] = {"accuracy": 60.0, "fitted_temperature": 1.0}
         stored["ood"] = {"cats": {"auroc": 70.0, "fpr95": 40.0, "images": 10}}
         (folder / "evaluation.json").write_text(json.dumps(stored))
     return report_runs([runs / "comparison"], None, Options(Path("data"), "cpu"))[0]

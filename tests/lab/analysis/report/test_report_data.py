@@ -380,7 +380,8 @@ def test_evaluations_of_shifted_data_are_averaged_over_corruptions_and_runs(copi
     for number, folder in enumerate(sorted(copied.parent.glob("*.mixup.s?.*"))):
         table = {name: [{"accuracy": 50.0 - 5 * k + number} for k in range(5)] for name in ("fog", "snow")}
         table["snow"] = [{"accuracy": one["accuracy"] + 2} for one in table["snow"]]
-        stored = {"format": 1, "clean": {"accuracy": 60.0}, "corruptions": table}
+        stored = {"format": 1, "identity": {}, "corruptions": table}
+        stored["clean"] = {"accuracy": 60.0, "fitted_temperature": 1.0}
         stored["ood"] = {"cats": {"auroc": 70.0 + number, "fpr95": 40.0, "images": 10}}
         (folder / "evaluation.json").write_text(json.dumps(stored))
     found, _ = make_page(copied, out=tmp_path / "report.html")
@@ -390,6 +391,21 @@ def test_evaluations_of_shifted_data_are_averaged_over_corruptions_and_runs(copi
     assert shifted["accuracy"][names.index("mixup")] == [60.0, 51.5, 46.5, 41.5, 36.5, 31.5]
     assert shifted["accuracy"][names.index("erm")] is None
     assert shifted["outside"]["cats"][names.index("mixup")]["auroc"] == 70.5
+
+
+def test_an_evaluation_of_other_weights_is_not_shown(copied: Path, tmp_path: Path):
+    folder = next(copied.parent.glob("*.mixup.s0.*"))
+    stored = {
+        "format": 1,
+        "identity": {"checkpoint": "0123456789ab"},
+        "clean": {},
+        "corruptions": {},
+        "ood": {},
+    }
+    (folder / "evaluation.json").write_text(json.dumps(stored))
+    found, _ = make_page(copied, out=tmp_path / "report.html")
+    assert "weights that the run no longer has" in found.data["shifted"]["notes"][0]
+    assert set(found.data["shifted"]["accuracy"]) == {None}
 
 
 def test_a_damaged_evaluation_is_named(copied: Path, tmp_path: Path):

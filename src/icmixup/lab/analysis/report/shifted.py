@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from icmixup.lab.analysis.corruptions import STRENGTHS
 from icmixup.lab.analysis.report.study import Study
+from icmixup.lab.analysis.robustness import mean_separation
+from icmixup.lab.analysis.stored_evaluation import (
+    EVALUATION_FILE,
+    Stored,
+    check_stored,
+    checkpoint_digest,
+    entry_of,
+)
 from icmixup.lab.training.run_folder import Run
 from icmixup.lab.training.stored import read_json
-
-EVALUATION_FILE = "evaluation.json"
-STRENGTHS = 5
 
 
 class Shift(NamedTuple):
@@ -26,11 +31,11 @@ class Shift(NamedTuple):
 
 def shifted_data(study: Study) -> Shift | None:
     """What the evaluated runs of a study have; None if no run was evaluated."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[Stored]] = {}
     notes: list[str] = []
     for (name, _), run in study.runs.items():
         try:
-            if (stored := read_evaluation(run)) is not None:
+            if (stored := read_stored(run)) is not None:
                 found.setdefault(name, []).append(stored)
         except ValueError as error:
             notes.append(str(error))
@@ -49,26 +54,27 @@ def shifted_data(study: Study) -> Shift | None:
     )
 
 
-def read_evaluation(run: Run) -> dict[str, Any] | None:
-    """The evaluation of a run, with the parts that it has; a ValueError if the file is damaged."""
+def read_stored(run: Run) -> Stored | None:
+    """The evaluation of a run; a ValueError if the file is damaged or of other weights."""
     path = run.folder / EVALUATION_FILE
     if not path.exists():
         return None
-    stored = read_json(path)
-    if not isinstance(stored, dict) or stored.get("format") != 1:
-        raise ValueError(f"{path} is not an evaluation of this version; run icmixup evaluate again")
-    parts = {name: stored.get(name) or {} for name in ("corruptions", "clean", "ood")}
-    strengths = [len(values) for values in parts["corruptions"].values() if isinstance(values, list)]
-    if len(strengths) < len(parts["corruptions"]) or any(number != STRENGTHS for number in strengths):
-        raise ValueError(f"{path} is damaged: it needs {STRENGTHS} strengths of each corruption")
-    return parts
+    stored: Stored = read_json(path)
+    check_stored(stored, path)
+    evaluated, now = stored["identity"].get("checkpoint"), checkpoint_digest(run.checkpoints()[0])
+    if now is not None and evaluated not in (None, now):
+        raise ValueError(f"{path} is of weights that the run no longer has; run icmixup evaluate again")
+    return stored
 
 
-def accuracy_by_strength(stored: Mapping[str, Any], corruptions: tuple[str, ...]) -> list[float | None]:
+def accuracy_by_strength(stored: Stored, corruptions: Sequence[str]) -> list[float | None]:
     """Accuracy without corruption and at each strength, mean over corruptions; None where one is unknown."""
-    tables = [stored["corruptions"].get(name) or [None] * STRENGTHS for name in corruptions]
-    columns = [[(table[k] or {}).get("accuracy") for table in tables] for k in range(STRENGTHS)]
-    return [mean_if_known([stored["clean"].get("accuracy")]), *map(mean_if_known, columns)]
+    columns = [[entry_of(stored, name, strength) for name in corruptions] for strength in STRENGTHS]
+    return [mean_accuracy([stored["clean"]]), *map(mean_accuracy, columns)]
+
+
+def mean_accuracy(entries: Sequence[Mapping[str, object] | None]) -> float | None:
+    return mean_if_known([None if entry is None else entry.get("accuracy") for entry in entries])
 
 
 def mean_columns(curves: list[list[float | None]]) -> list[float | None]:
@@ -76,19 +82,13 @@ def mean_columns(curves: list[list[float | None]]) -> list[float | None]:
 
 
 def mean_if_known(values: Sequence[object]) -> float | None:
-    known = [float(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
+    known = [float(value) for value in values if isinstance(value, int | float)]
     return fmean(known) if known and len(known) == len(values) else None
 
 
-def outside_by_variant(found: Mapping[str, list[dict[str, Any]]], folder: str) -> dict[str, dict[str, float]]:
+def outside_by_variant(found: Mapping[str, list[Stored]], folder: str) -> dict[str, dict[str, float]]:
     """AUROC and FPR at 95 %, mean over the runs of each variant."""
-    means = {}
-    for name, own in found.items():
-        tables = [one["ood"][folder] for one in own if folder in one["ood"]]
-        if tables:
-            means[name] = {
-                key: fmean(table[key] for table in tables)
-                for key in ("auroc", "fpr95", "images")
-                if all(isinstance(table.get(key), int | float) for table in tables)
-            }
-    return means
+    entries = {
+        name: [one["ood"][folder] for one in own if folder in one["ood"]] for name, own in found.items()
+    }
+    return {name: mean_separation(each) for name, each in entries.items() if each}
