@@ -14,7 +14,8 @@ demo: $(VENV)/ready  ## compare eight methods on long-tailed digits, three seeds
 	$(BIN)/icmixup compare digits --per-class 100 --imbalance 0.01 --seeds 3 --out runs/demo \
 	    --methods erm mixup ic-mixup remix ic-remix regmixup ic-regmixup balanced-mixup
 
-demo-page: demo  ## the report of the demo as a page of the documentation
+demo-page: demo  ## the report of the demo, also on shifted data, as a page of the documentation
+	$(BIN)/icmixup evaluate runs/demo --device cpu
 	$(BIN)/icmixup report runs/demo/*/ --device cpu --out docs/_extra/demo-report.html
 
 test: $(VENV)/ready  ## every test that needs neither a GPU nor other frameworks
