@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,8 +64,12 @@ def run_report(flags: ReportFlags) -> int:
 
 
 def open_in_browser(page: Path) -> None:
-    """Open the page; where there is no browser, say where it is."""
+    """Open the page; where there is no browser with windows, say where it is."""
     import webbrowser
 
-    if not webbrowser.open(page.resolve().as_uri()):
+    # Without a screen, webbrowser would start lynx in this terminal, and training would wait for it.
+    screen = not sys.platform.startswith("linux") or {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"} & set(
+        os.environ
+    )
+    if not screen or not webbrowser.open(page.resolve().as_uri()):
         print_note(f"no browser was found; open {page}")

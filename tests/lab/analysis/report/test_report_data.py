@@ -26,6 +26,7 @@ from icmixup.lab.analysis.report.study import Study, collect_runs
 from icmixup.lab.analysis.report.summaries import count_bins, summarise_predictions
 from icmixup.lab.analysis.scores import analyse_runs
 from icmixup.lab.cli import main, parse
+from icmixup.lab.cli.report import open_in_browser
 from icmixup.lab.comparison.compare import read_comparison, summarise
 from icmixup.lab.comparison.statistics import decide, difference_between
 from icmixup.lab.comparison.table import print_comparison
@@ -447,6 +448,7 @@ def test_the_page_is_rewritten_after_every_run_and_opened_once(
 
     monkeypatch.setattr(make, "write_page", record)
     monkeypatch.setattr("webbrowser.open", lambda uri: opened.append(uri) or True)
+    monkeypatch.setenv("DISPLAY", ":0")
     args = ["compare", "digits", *TINY, "--epochs", "1", "--methods", "erm", "mixup", "--seeds", "2"]
     args += ["--device", "cpu", "--workers", "1", "--out", str(tmp_path), "--name", "one", "--open"]
     assert main(args) == 0
@@ -461,6 +463,17 @@ def test_the_page_is_rewritten_after_every_run_and_opened_once(
     shutil.rmtree(tmp_path / "one")
     assert main([*args[:-1], "--no-report"]) == 0
     assert not (tmp_path / "one" / "report.html").exists()
+
+
+def test_without_a_screen_nothing_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("webbrowser.open", lambda uri: pytest.fail(f"{uri} was opened"))
+    open_in_browser(tmp_path / "report.html")
+    assert f"open {tmp_path / 'report.html'}" in capsys.readouterr().err
 
 
 def test_a_page_that_cannot_be_written_does_not_stop_the_runs(
