@@ -23,7 +23,7 @@ from torch import Tensor
 from icmixup._checks import check_choice
 from icmixup.lab.comparison.statistics import Correct, Look, Standing, rank_methods, take_look
 from icmixup.lab.comparison.variance import Sample
-from icmixup.lab.comparison.verdict import footnote, verdict
+from icmixup.lab.comparison.verdict import cut_short, footnote, verdict
 from icmixup.lab.sweep import run_recipes
 from icmixup.lab.sweep.progress import Display
 from icmixup.lab.training.execution import Execution
@@ -75,6 +75,7 @@ class Comparison:
     looks: tuple[Look, ...]  # what the standings and the verdict were computed from
     seeds_only: str = ""  # why intervals do not account for test images, if they do not
     stop: str = ""  # why --seeds auto added no more seeds
+    full_epochs: int | None = None  # of the recipe, if --budget cut them
     overview: Mapping[str, object] = field(default_factory=dict)  # what was compared, as JSON
 
 
@@ -87,6 +88,7 @@ def compare(
     execution: Execution,
     display: Display | None = None,
     intervals: str = "both",
+    full_epochs: int | None = None,
 ) -> Comparison:
     """Train every method with every seed, and compare their accuracies seed by seed.
 
@@ -99,6 +101,7 @@ def compare(
         baseline: method that differences refer to; see pick_baseline.
         display: shows the progress of every run.
         intervals: "both" covers new seeds and new test images, "seeds" covers new seeds.
+        full_epochs: of the recipe before --budget cut them, for the verdict.
     """
     methods = check_methods(methods)
     baseline = pick_baseline(methods, baseline)
@@ -106,7 +109,12 @@ def compare(
     rows, failures = train_all(comparison_recipes(recipe, methods, seeds), execution, display)
     correct, seeds_only = read_correct(rows, execution.out, intervals)
     looks = [take_look(rows, methods, seeds, correct)]
-    return summarise(recipe, methods, seeds, baseline, rows, failures, looks=looks, seeds_only=seeds_only)
+    return summarise(
+        *(recipe, methods, seeds, baseline, rows, failures),
+        looks=looks,
+        seeds_only=seeds_only,
+        full_epochs=full_epochs,
+    )
 
 
 def train_all(
@@ -163,6 +171,7 @@ def summarise(
     looks: Sequence[Look] | None = None,
     seeds_only: str = "",
     stop: str = "",
+    full_epochs: int | None = None,
 ) -> Comparison:
     """A comparison from the rows of its runs.
 
@@ -170,6 +179,7 @@ def summarise(
         looks: as statistics.take_look returns them; by default one, which covers seeds alone.
         seeds_only: why test images are not accounted for, if they are not.
         stop: why --seeds auto added no more seeds.
+        full_epochs: of the recipe before --budget cut them.
     """
     looks = looks or [take_look(rows, methods, seeds)]
     if not any(sample.images for sample in looks[-1].samples.values()):
@@ -183,11 +193,12 @@ def summarise(
         rows=tuple(rows),
         failures=tuple(failures),
         standings=standings,
-        verdict=verdict(standings, baseline, looks),
+        verdict=cut_short(recipe.epochs, full_epochs) + verdict(standings, baseline, looks),
         footnote=footnote(standings, baseline, looks, seeds_only),
         looks=tuple(looks),
         seeds_only=seeds_only,
         stop=stop,
+        full_epochs=full_epochs,
         overview=overview or {},
     )
 
@@ -287,6 +298,7 @@ def read_comparison(path: Path) -> Comparison:
         looks=[read_look(look) for look in stored["looks"]] if "looks" in stored else None,
         seeds_only=stored.get("seeds_only", ""),
         stop=stored.get("stop", ""),
+        full_epochs=stored.get("full_epochs"),
     )
 
 
@@ -305,6 +317,7 @@ def comparison_as_json(comparison: Comparison) -> dict[str, object]:
         "looks": [look_as_json(look) for look in comparison.looks],
         "seeds_only": comparison.seeds_only,
         "stop": comparison.stop,
+        "full_epochs": comparison.full_epochs,
         "runs": comparison.rows,
     }
 

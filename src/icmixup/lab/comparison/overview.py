@@ -12,13 +12,12 @@ from icmixup.lab.comparison.correction import FIRST_LOOK
 from icmixup.lab.datasets import Dataset
 from icmixup.lab.models import build_model
 from icmixup.lab.sweep.progress import duration
-from icmixup.lab.training.recipe import Recipe, images_per_epoch
+from icmixup.lab.training.recipe import FEWEST_STEPS, Recipe, images_per_epoch
 
 # Two trained methods often disagree on about one test image in ten. The choice of test images alone then
 # moves their difference by 1.96 sqrt(0.1 / N), which is 2 points with 1,000 images.
 DISAGREEMENT = 0.1
 RESOLVABLE_POINTS = 2.0
-FEWEST_STEPS = 300  # of the optimizer, below which accuracies say more about speed than about the method
 
 
 def plural(number: int, thing: str) -> str:
@@ -48,6 +47,7 @@ class Overview:
     adaptive: bool  # seeds are added until the question is settled, with --seeds auto
     where: str  # device and concurrency
     estimated_seconds: float | None  # None if unknown
+    budget: str  # what --budget dropped, in words
     warnings: tuple[str, ...]
 
     def lines(self) -> list[tuple[str, str]]:
@@ -68,7 +68,7 @@ class Overview:
             ("model", f"{self.model}, {self.parameters:,} parameters"),
             ("training", f"{plural(self.epochs, 'epoch')}, recipe {self.recipe}"),
             ("methods", f"{' '.join(self.methods)}; {fewest}{plural(len(self.seeds), 'seed')} each"),
-            ("time", time),
+            ("time", time + (f"; the budget leaves {self.budget}" if self.budget else "")),
         ]
 
     def as_json(self) -> dict[str, object]:
@@ -85,6 +85,7 @@ def describe_comparison(
     where: str,
     seconds: float | None,
     adaptive: bool = False,
+    budget: str = "",
 ) -> Overview:
     """The overview of methods x seeds on a dataset, with warnings where the data cannot answer."""
     counts = data.class_counts
@@ -109,6 +110,7 @@ def describe_comparison(
         adaptive=adaptive,
         where=where,
         estimated_seconds=seconds,
+        budget=budget,
         warnings=tuple(find_warnings(recipe, data)),
     )
 

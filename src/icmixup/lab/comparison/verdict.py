@@ -37,6 +37,13 @@ def verdict(standings: Sequence[Standing], baseline: str, looks: Sequence[Look])
     return "; ".join(sentence for sentence in sentences if sentence)
 
 
+def cut_short(epochs: int, full_epochs: int | None) -> str:
+    """The first words of a verdict on runs that had fewer epochs than their recipe; empty otherwise."""
+    if full_epochs is None or epochs >= full_epochs:
+        return ""
+    return f"runs were cut short, to {epochs} of the recipe's {full_epochs} epochs; "
+
+
 def headline(scored: Sequence[Standing], group: Sequence[Standing], base: Standing) -> str:
     """The best method if there is one, otherwise the methods among which it is."""
     best, others = scored[0], scored[1:]

@@ -18,6 +18,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,7 @@ from icmixup.lab.training.run_folder import Row
 RUN_BYTES = 3 * 10**9
 STOP_SECONDS = 10.0  # for the checkpoint of an interrupted run
 RETRIES = 1  # of a run whose process died
+TRIAL_REPORTS = 3  # of progress at least: the time between the first and the last is measured
 
 
 class Outcome(NamedTuple):
@@ -71,8 +73,28 @@ class Collector:
             self.on_progress(recipe, progress)
 
 
+class TrialEnded(Stopped):
+    """Ends a run that only measures speed."""
+
+
+def end_after(seconds: float, on_progress: OnProgress | None) -> OnProgress:
+    """A progress callback that ends a run `seconds` after its first report."""
+    reports: list[float] = []
+
+    def listen(progress: RunProgress) -> None:
+        reports.append(time.monotonic())
+        if on_progress is not None:
+            on_progress(progress)
+        if len(reports) >= TRIAL_REPORTS and reports[-1] - reports[0] >= seconds:
+            raise TrialEnded
+
+    return listen
+
+
 def run_recipe(recipe: Recipe, execution: Execution, on_progress: OnProgress | None) -> Outcome:
     """Train or resume one run. Divergence is an outcome; any other error is raised."""
+    if execution.trial_seconds is not None:
+        on_progress = end_after(execution.trial_seconds, on_progress)
     if execution.threads is not None:
         torch.set_num_threads(execution.threads)
     device = pick_device(execution.device)
@@ -82,6 +104,8 @@ def run_recipe(recipe: Recipe, execution: Execution, on_progress: OnProgress | N
         return Outcome(train(recipe, execution, on_progress))
     except Diverged as error:
         return Outcome(None, str(error))
+    except TrialEnded:
+        return Outcome(None, "end of the trial")
 
 
 LoadData = Callable[[Recipe], Dataset]
