@@ -43,30 +43,30 @@ def read_only_comparison(folder: Path) -> dict[str, object]:
 def test_a_verdict_on_runs_that_were_cut_short_says_so_first(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # 2 methods x 2 seeds x 16 epochs are 64 s, and a tenth of the budget is a reserve.
-    assert main([*COMPARE, "--budget", "72s"]) == 0
+    # 2 methods x 2 seeds x 21 epochs are 84 s, and a tenth of the budget is a reserve.
+    assert main([*COMPARE, "--budget", "94s"]) == 0
     shown = capsys.readouterr()
-    dropped = "2 of 3 seeds, 2 of 3 methods (without ic-mixup), 16 of 60 epochs"
-    assert f"warning: to fit into 72s, only {dropped}" in shown.err
+    dropped = "2 of 3 seeds, 2 of 3 methods (without ic-mixup), 21 of 60 epochs"
+    assert f"warning: to fit into 94s, only {dropped}" in shown.err
     found = read_only_comparison(here)
-    assert str(found["verdict"]).startswith("runs were cut short, to 16 of the recipe's 60 epochs; ")
-    assert "Verdict: runs were cut short, to 16 of the recipe's 60 epochs" in shown.out
+    assert str(found["verdict"]).startswith("runs were cut short, to 21 of the recipe's 60 epochs; ")
+    assert "Verdict: runs were cut short, to 21 of the recipe's 60 epochs" in shown.out
     assert found["full_epochs"] == 60
     assert found["overview"]["budget"] == dropped  # type: ignore[index]
     assert (found["seeds"], list(found["methods"])) == ([0, 1], ["erm", "mixup"])  # type: ignore[call-overload]
     assert len(list(here.glob("runs/*/result.json"))) == 4
-    assert main([*COMPARE, "--budget", "72s"]) == 0  # the same plan: nothing is trained again
+    assert main([*COMPARE, "--budget", "94s"]) == 0  # the same plan: nothing is trained again
     assert capsys.readouterr().err.count("finished before") == 4
 
 
 def test_a_budget_that_is_too_short_is_an_error_with_one_that_is_not(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # 2 methods x 2 seeds x 15 epochs are 60 s.
+    # 2 methods x 2 seeds x 20 epochs are 80 s.
     assert main([*COMPARE, "--budget", "30s"]) == 2
     message = capsys.readouterr().err
-    assert "--budget of 30 s is too short: erm and mixup with 2 seeds and 15 epochs" in message
-    assert "use --budget 1m15s or more" in message
+    assert "--budget of 30 s is too short: erm and mixup with 2 seeds and 20 epochs" in message
+    assert "use --budget 1m40s or more" in message
     assert list(here.glob("runs/*/result.json")) == []
 
 

@@ -43,6 +43,7 @@ matrix for each method and confused_pairs.csv; runs are shared between compariso
   icmixup compare cifar100 --fraction 0.1 --methods erm mixup ic-mixup --seeds 5
   icmixup compare cifar10 --recipe paper --baseline erm        the paper's recipe, differences to ERM
   icmixup compare digits --seeds auto --max-seeds 8            as many seeds as it takes to find the best
+  icmixup compare path/to/few/images --folds 5                 cross-validation instead of a test set
   icmixup compare path/to/photos --model resnet50.a1_in1k --weights pretrained        fine-tune
   icmixup compare path/to/photos --model resnet50.a1_in1k --weights pretrained --train head
   icmixup compare features.npz                                 a linear head on features, in seconds"""
@@ -70,6 +71,9 @@ class CompareFlags(RecipeGroups):
     """Time for all runs together, for example 90s, 5m or 1h30m. If they do not fit, seeds are dropped first,
     then methods from the end of --methods, then epochs; a time in which nothing can be learned is refused.
     With --seeds auto it also ends the adding of seeds."""
+    folds: int | None = None
+    """Cross-validation, for data too small for a test set: all images of DATA, training and test, in this
+    many folds, each of which is tested by networks trained on the others. Takes as many times longer."""
     recipe: RecipeName | None = None
     """Starting point that other flags modify: the paper's recipe, a strong recipe of today, a quick one for a
     laptop and tiny images, finetune for pretrained weights, or head for a linear head on features. By default
@@ -87,7 +91,8 @@ class CompareFlags(RecipeGroups):
 
     def shared_recipe(self) -> Recipe:
         """What all runs of the comparison share."""
-        return join_groups(self, dataset=self.dataset, model=self.model, method="mixup", seed=self.seed)
+        task = {"dataset": self.dataset, "model": self.model, "method": "mixup", "seed": self.seed}
+        return join_groups(self, **task, folds=self.folds)
 
     def most_seeds(self) -> int:
         return MAX_SEEDS if self.max_seeds is None else self.max_seeds
@@ -117,7 +122,7 @@ class ComparisonPlan(NamedTuple):
     baseline: str
     execution: Execution  # with its dataset
     concurrent: int
-    data: Dataset
+    data: Dataset  # one fold of it, with --folds
     full_epochs: int  # of the recipe, before --budget cut them
     budget: str = ""  # what --budget dropped, in words
     seconds: float | None = None  # left of --budget
@@ -155,6 +160,7 @@ def make_plan(flags: CompareFlags, named: tuple[str, ...], recipe_name: str) -> 
     """Load the data, and choose what depends on it."""
     from icmixup.lab.cli.data import load_data, settle_image_size
     from icmixup.lab.comparison.compare import default_methods, pick_baseline
+    from icmixup.lab.comparison.folds import first_fold
     from icmixup.lab.models import find_builder
     from icmixup.lab.sweep.local import count_workers
     from icmixup.lab.training.features import check_feature_methods
@@ -172,12 +178,14 @@ def make_plan(flags: CompareFlags, named: tuple[str, ...], recipe_name: str) -> 
         # Runs of seconds on small matrices: more processes or threads would cost more than they gain.
         workers = 1 if execution.workers is None else execution.workers
         execution = dataclasses.replace(execution, workers=workers, threads=1)
-    data = load_data(recipe, execution.data_dir)
-    check_sizes(recipe, data)
-    recipe, data = prepare_data(recipe, data, execution)
+    whole = load_data(recipe, execution.data_dir)
+    check_sizes(recipe, first_fold(recipe, whole))
+    recipe, whole = prepare_data(recipe, whole, execution)
+    data = first_fold(recipe, whole)
     methods = named or default_methods(data.class_counts, features=data.is_features)
-    concurrent = count_workers(len(methods) * len(seeds), execution.device, execution.workers)
-    execution = dataclasses.replace(execution, dataset=data)
+    runs = len(methods) * len(seeds) * (recipe.folds or 1)
+    concurrent = count_workers(runs, execution.device, execution.workers)
+    execution = dataclasses.replace(execution, dataset=whole)
     baseline = pick_baseline(methods, flags.baseline)
     plan = ComparisonPlan(recipe, methods, seeds, baseline, execution, concurrent, data, recipe.epochs)
     return plan if flags.budget is None else fit_plan(plan, flags, recipe_name)
@@ -204,7 +212,14 @@ def make_overview(plan: ComparisonPlan, recipe_name: str, runs: int, flags: Comp
         seconds=parse_budget(flags.budget) if flags.budget else measured,
         adaptive=flags.seeds == "auto",
         budget=plan.budget,
+        tested=None if plan.recipe.folds is None else count_images(plan.execution),
     )
+
+
+def count_images(execution: Execution) -> int:
+    """All images, training and test."""
+    assert execution.dataset is not None
+    return len(execution.dataset.train) + len(execution.dataset.test)
 
 
 def train_and_compare(flags: CompareFlags, plan: ComparisonPlan) -> Comparison:
@@ -245,6 +260,7 @@ def train_and_compare(flags: CompareFlags, plan: ComparisonPlan) -> Comparison:
 
 def estimate_time(recipe: Recipe, methods: Sequence[str], runs: int, execution: Execution) -> float | None:
     """Seconds for the remaining runs, None where a trial on this machine cannot tell."""
+    from icmixup.lab.comparison.folds import first_fold, fold_recipes
     from icmixup.lab.sweep.budget import slowest
     from icmixup.lab.sweep.speed import estimate_seconds
     from icmixup.lab.training.loop import check_sizes
@@ -256,8 +272,8 @@ def estimate_time(recipe: Recipe, methods: Sequence[str], runs: int, execution: 
     if recipe.compile or execution.engine == "ray" or world_size() > 1:
         return None
     assert execution.dataset is not None
-    check_sizes(recipe, execution.dataset)
-    return estimate_seconds(recipe, slowest(methods), runs, execution)
+    check_sizes(recipe, first_fold(recipe, execution.dataset))
+    return estimate_seconds(fold_recipes(recipe)[0], slowest(methods), runs, execution)
 
 
 def print_overview(overview: Overview, folder: Path, notes: Sequence[str]) -> None:
@@ -272,6 +288,7 @@ def print_overview(overview: Overview, folder: Path, notes: Sequence[str]) -> No
 
 def fit_plan(plan: ComparisonPlan, flags: CompareFlags, recipe_name: str) -> ComparisonPlan:
     """The plan with the seeds, methods and epochs that fit into --budget, and a note of what was dropped."""
+    from icmixup.lab.comparison.folds import fold_recipes
     from icmixup.lab.sweep.budget import (
         FEWEST_SEEDS,
         Question,
@@ -286,7 +303,7 @@ def fit_plan(plan: ComparisonPlan, flags: CompareFlags, recipe_name: str) -> Com
     auto = flags.seeds == "auto"
     print_note(f"measuring the speed of training, for a budget of {flags.budget}")
     question = Question(
-        recipe=plan.recipe,
+        recipe=fold_recipes(plan.recipe)[0],
         methods=plan.methods,
         seeds=FEWEST_SEEDS if auto else len(plan.seeds),  # further ones are added while there is time
         baseline=plan.baseline,
@@ -299,13 +316,12 @@ def fit_plan(plan: ComparisonPlan, flags: CompareFlags, recipe_name: str) -> Com
     if dropped:
         print_note(f"warning: to fit into {flags.budget}, only {dropped}")
     seeds = plan.seeds if auto else plan.seeds[: fit.seeds]
+    runs = len(fit.methods) * len(seeds) * (plan.recipe.folds or 1)
     return plan._replace(
         recipe=shorten(plan.recipe, fit.epochs),
         methods=fit.methods,
         seeds=seeds,
-        concurrent=count_workers(
-            len(fit.methods) * len(seeds), plan.execution.device, plan.execution.workers
-        ),
+        concurrent=count_workers(runs, plan.execution.device, plan.execution.workers),
         budget=dropped,
         seconds=left,
     )
@@ -319,6 +335,8 @@ def check_compare(flags: CompareFlags) -> tuple[str, ...]:
     from icmixup.lab.training.ranks import world_size
 
     check_seeds(flags)
+    if flags.folds is not None and world_size() > 1:
+        raise ValueError("--folds is not available under torchrun; use a test set")
     if world_size() > 1 and (flags.budget is not None or flags.where.fresh):
         raise ValueError(
             "--budget and --fresh are not available under torchrun; use --epochs, or another --out folder"

@@ -21,6 +21,7 @@ import numpy as np
 from torch import Tensor
 
 from icmixup._checks import check_choice
+from icmixup.lab.comparison.folds import fold_recipes, pool_folds
 from icmixup.lab.comparison.statistics import Correct, Look, Standing, rank_methods, take_look
 from icmixup.lab.comparison.variance import Sample
 from icmixup.lab.comparison.verdict import cut_short, footnote, verdict
@@ -120,7 +121,7 @@ def compare(
 def train_all(
     recipes: Sequence[Recipe], execution: Execution, display: Display | None
 ) -> tuple[list[Row], list[Failure]]:
-    """The rows of all runs that finished, and the runs that have none."""
+    """The rows of all runs that finished, folds pooled, and the runs that have none."""
     failures: list[Failure] = []
 
     def fail(failed: Recipe, reason: str) -> None:
@@ -135,7 +136,7 @@ def train_all(
         on_progress=None if display is None else display.update,
         on_failure=fail,
     )
-    return rows, failures
+    return pool_folds(recipes, rows, execution), failures
 
 
 def read_correct(rows: Sequence[Row], runs: Path, intervals: str = "both") -> tuple[Correct | None, str]:
@@ -194,7 +195,7 @@ def summarise(
         failures=tuple(failures),
         standings=standings,
         verdict=cut_short(recipe.epochs, full_epochs) + verdict(standings, baseline, looks),
-        footnote=footnote(standings, baseline, looks, seeds_only),
+        footnote=footnote(standings, baseline, looks, seeds_only, recipe.folds),
         looks=tuple(looks),
         seeds_only=seeds_only,
         stop=stop,
@@ -204,12 +205,14 @@ def summarise(
 
 
 def comparison_recipes(recipe: Recipe, methods: Sequence[str], seeds: Sequence[int]) -> list[Recipe]:
-    """The recipes to train, seed by seed, so that an interrupted comparison has complete pairs."""
+    """The recipes to train, seed by seed and fold by fold, so that an interrupted comparison has complete
+    pairs."""
     if not seeds:
         raise ValueError("no seeds to compare; use for example --seeds 3")
     return [
-        dataclasses.replace(recipe, method=method, seed=seed)
+        dataclasses.replace(fold, method=method, seed=seed)
         for seed in dict.fromkeys(seeds)
+        for fold in fold_recipes(recipe)
         for method in methods
     ]
 

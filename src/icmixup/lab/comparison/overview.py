@@ -31,8 +31,9 @@ class Overview:
 
     classes: int
     train_images: int
-    test_images: int
+    test_images: int  # all that are tested with one seed
     split_by: str
+    folds: int | None  # of cross-validation, each of which is the test set once
     smallest_class: tuple[str, int]  # name, training images
     largest_class: tuple[str, int]
     original_size: str
@@ -53,6 +54,9 @@ class Overview:
     def lines(self) -> list[tuple[str, str]]:
         """Rows (what, value) to print."""
         images = f"{self.train_images:,} for training, {self.test_images:,} for testing ({self.split_by})"
+        if self.folds is not None:
+            tested = f"about {round(self.test_images / self.folds):,} of {self.test_images:,} for testing"
+            images = f"{self.train_images:,} for training and {tested} in each of {self.folds} folds"
         smallest, largest = (f"{name} ({size:,})" for name, size in (self.smallest_class, self.largest_class))
         original = self.original_size or self.training_size
         same = original == self.training_size
@@ -86,16 +90,24 @@ def describe_comparison(
     seconds: float | None,
     adaptive: bool = False,
     budget: str = "",
+    tested: int | None = None,
 ) -> Overview:
-    """The overview of methods x seeds on a dataset, with warnings where the data cannot answer."""
+    """The overview of methods x seeds on a dataset, with warnings where the data cannot answer.
+
+    Args:
+        data: of cross-validation, one fold.
+        tested: images that are tested with one seed; by default those of the test set.
+    """
+    tested = len(data.test) if tested is None else tested
     counts = data.class_counts
     smallest, largest = int(counts.argmin()), int(counts.argmax())
     size, parameters = describe_network(recipe, data)
     return Overview(
         classes=data.num_classes,
         train_images=len(data.train),
-        test_images=len(data.test),
+        test_images=tested,
         split_by=data.split_by or "given",
+        folds=recipe.folds,
         smallest_class=(data.class_names[smallest], int(counts[smallest])),
         largest_class=(data.class_names[largest], int(counts[largest])),
         original_size=data.original_size,
@@ -111,7 +123,7 @@ def describe_comparison(
         where=where,
         estimated_seconds=seconds,
         budget=budget,
-        warnings=tuple(find_warnings(recipe, data)),
+        warnings=tuple(find_warnings(recipe, data, tested)),
     )
 
 
@@ -139,13 +151,13 @@ def describe_augmentation(recipe: Recipe) -> str:
     return ", ".join(part for part in parts if part) or "none"
 
 
-def find_warnings(recipe: Recipe, data: Dataset) -> list[str]:
+def find_warnings(recipe: Recipe, data: Dataset, tested: int) -> list[str]:
     """Why the data or the recipe may not answer which method is better."""
     found = []
-    points = 196 * (DISAGREEMENT / len(data.test)) ** 0.5
+    points = 196 * (DISAGREEMENT / tested) ** 0.5
     if points > RESOLVABLE_POINTS:
         found.append(
-            f"{len(data.test):,} test images can hardly show a difference below {points:.1f} points (if two "
+            f"{tested:,} test images can hardly show a difference below {points:.1f} points (if two "
             f"methods disagree on one image in ten); {round(DISAGREEMENT * 196**2):,} could show 1 point"
         )
     steps = recipe.epochs * -(-images_per_epoch(recipe, len(data.train)) // recipe.batch_size)

@@ -146,11 +146,18 @@ def rounded(number: int) -> str:
     return f"{math.ceil(number / step) * step:,}"
 
 
-def footnote(standings: Sequence[Standing], baseline: str, looks: Sequence[Look], reason: str = "") -> str:
+def footnote(
+    standings: Sequence[Standing],
+    baseline: str,
+    looks: Sequence[Look],
+    reason: str = "",
+    folds: int | None = None,
+) -> str:
     """What the intervals and the marks mean, and what they do not cover.
 
     Args:
         reason: why test images are not accounted for, where they are not.
+        folds: of cross-validation.
     """
     if all(s.to_best is None or s.to_best.low is None for s in standings):
         return "No confidence intervals: they need at least two seeds whose differences are not all equal."
@@ -161,6 +168,11 @@ def footnote(standings: Sequence[Standing], baseline: str, looks: Sequence[Look]
         else f"It covers new seeds, not new test images{f' ({reason})' if reason else ''}."
     )
     text = f"Brackets: 95 % confidence interval of the difference to {baseline}, paired by seed. {covers}"
+    if folds is not None:
+        text += (
+            f" Every image was tested once per seed, in one of {folds} folds, which are drawn anew for every "
+            "seed; the training images of folds overlap."
+        )
     methods = len(looks[0].means)
     if methods <= UNCORRECTED and len(looks) == 1:
         return text

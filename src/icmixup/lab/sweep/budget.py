@@ -123,7 +123,7 @@ def choose_fit(question: Question, seconds: float, speed: Speed, lanes: int) -> 
 def fit_seconds(fit: Fit, recipe: Recipe, speed: Speed, lanes: int) -> float:
     """Time of all runs: each goes to the first worker that is free, seed by seed."""
     runs = [speed.run_seconds(method, fit.epochs, recipe.eval_every) for method in fit.methods]
-    return speed.pool + makespan(runs * fit.seeds, lanes)
+    return speed.pool + makespan(runs * (fit.seeds * (recipe.folds or 1)), lanes)
 
 
 def makespan(durations: Sequence[float], lanes: int) -> float:

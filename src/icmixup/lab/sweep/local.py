@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 import torch
 
-from icmixup.lab.datasets import Dataset
+from icmixup.lab.datasets import Dataset, take_fold
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import Diverged, OnProgress, RunProgress, Stopped, train, training_data
 from icmixup.lab.training.ranks import compare_notes, join_ranks, pick_device, world_size
@@ -112,21 +112,27 @@ LoadData = Callable[[Recipe], Dataset]
 
 
 def remember_data(execution: Execution) -> LoadData:
-    """A loader that keeps the last dataset: runs of a sweep mostly share it."""
-    if execution.dataset is not None:
-        dataset = execution.dataset
-        return lambda _: dataset
+    """A loader that keeps the last dataset, and the last fold of it: runs of a sweep mostly share them."""
     load = functools.lru_cache(maxsize=1)(functools.partial(training_data, execution=execution))
-    return lambda recipe: load(data_recipe(recipe))
+    fold = functools.lru_cache(maxsize=1)(take_fold)
+
+    def find(recipe: Recipe) -> Dataset:
+        data = load(data_recipe(recipe)) if execution.dataset is None else execution.dataset
+        return data if recipe.fold is None else fold(data, recipe.data)
+
+    return find
 
 
 def data_recipe(recipe: Recipe) -> Recipe:
-    """The part of a recipe that its data depends on; equal for runs that share their data."""
+    """The part of a recipe that its data depends on; equal for runs that share their images.
+
+    Runs on different folds share them: fold and seed are left out.
+    """
     kinds: tuple[type, ...] = (Subset, Transfer, Fingerprints) if recipe.weights is not None else (Subset,)
     names = [entry.name for kind in kinds for entry in dataclasses.fields(kind)]
     names += ["model"] if recipe.weights is not None else []
     kept = {name: getattr(recipe, name) for name in names}
-    return Recipe(dataset=recipe.dataset, method="erm", **kept)
+    return Recipe(dataset=recipe.dataset, method="erm", folds=recipe.folds, **kept)
 
 
 def run_sequentially(recipes: Sequence[Recipe], execution: Execution, collector: Collector) -> None:

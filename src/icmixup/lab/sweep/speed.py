@@ -25,7 +25,7 @@ import torch
 from icmixup.lab.sweep import run_recipes
 from icmixup.lab.sweep.local import has_one_gpu, threads_per_run
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.loop import RunProgress
+from icmixup.lab.training.loop import RunProgress, training_data
 from icmixup.lab.training.ranks import pick_device
 from icmixup.lab.training.recipe import Recipe
 from icmixup.methods import Method
@@ -121,7 +121,7 @@ def measure_speed(recipe: Recipe, methods: Sequence[str], seconds: float, execut
     pool, start = overheads[0]
     processes = execution.concurrent > 1 and not has_one_gpu(execution.device)
     epoch = {name: mean_epoch(samples[cost]) for name, cost in costs.items()}
-    return Speed(pool if processes else 0.0, start, epoch, evaluation_epochs(execution))
+    return Speed(pool if processes else 0.0, start, epoch, evaluation_epochs(recipe, execution))
 
 
 def agree(trials: Sequence[Trial]) -> bool:
@@ -136,10 +136,9 @@ def mean_epoch(trials: Sequence[Trial]) -> float:
     return seconds / sum(trial.measured[1] for trial in trials)
 
 
-def evaluation_epochs(execution: Execution) -> float:
+def evaluation_epochs(recipe: Recipe, execution: Execution) -> float:
     """Time of an evaluation of the test set, in epochs."""
-    data = execution.dataset
-    assert data is not None
+    data = training_data(recipe, execution)
     return FORWARD_SHARE * len(data.test) / len(data.train)
 
 

@@ -67,8 +67,8 @@ def read_run_names(path: Path) -> list[str]:
     """The folders of the runs in a comparison.json; a ValueError names the file if it is damaged."""
     found = read_json(path)
     try:
-        return [str(row["folder"]) for row in found["runs"]]
-    except (KeyError, TypeError) as error:
+        return [str(name) for row in found["runs"] for name in row.get("fold_folders") or [row["folder"]]]
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a comparison: it has no list of runs with their folders") from error
 
 
