@@ -5,7 +5,7 @@ images, and are treated as one run: metrics, statistics and tables are computed 
 stored in a folder of their own beside the runs:
 
     predictions.npz    the scores of all images
-    result.json        the pooled row
+    folds.json         the pooled row, with the folders of the folds
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.predictions import Predictions, read_predictions, write_predictions
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Row, write_atomically
+from icmixup.lab.training.stored import FOLDS_FILE
 
 
 def fold_recipes(recipe: Recipe) -> list[Recipe]:
@@ -91,7 +92,7 @@ def pool_rows(recipe: Recipe, rows: Sequence[Row], runs: Path, class_counts: Seq
     }
     folder.mkdir(parents=True, exist_ok=True)
     write_predictions(folder, predictions)
-    write_atomically(folder / "result.json", json.dumps(row, indent=1).encode())
+    write_atomically(folder / FOLDS_FILE, json.dumps(row, indent=1).encode())
     return row
 
 

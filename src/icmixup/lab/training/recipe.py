@@ -532,7 +532,8 @@ HEAD = Recipe(
 RECIPES = {"paper": Recipe(), "strong": STRONG, "quick": QUICK, "finetune": FINETUNE, "head": HEAD}
 """Named starting points: the paper's, a strong recipe of today, one for a laptop and tiny images, and two for
 pretrained weights: all of them are trained, or a linear head."""
-# Below these, methods that learn slowly look worse than they are, and rankings turn around: no --budget trains
-# for less. On digits, accuracies after 20 epochs of the quick recipe are within a point of those after 60.
+# Below these, methods that learn slowly look worse than they are, and rankings turn around: --budget never
+# trains for less. On digits, accuracies after 20 epochs of the quick recipe are within a point of those after
+# 60.
 FEWEST_EPOCHS = {"paper": 60, "strong": 60, "quick": 20, "finetune": 5, "head": 20}
 FEWEST_STEPS = 300  # of the optimizer, on few images

@@ -11,6 +11,7 @@ from typing import Any
 
 from icmixup.lab.training.recipe import Recipe, Task, read_recipe
 
+FOLDS_FILE = "folds.json"  # in the folder of the pooled predictions of cross-validation
 TASK = {entry.name for entry in dataclasses.fields(Task)}
 
 
@@ -64,10 +65,11 @@ def read_recipe_file(path: Path) -> Recipe:
 
 
 def read_run_names(path: Path) -> list[str]:
-    """The folders of the runs in a comparison.json; a ValueError names the file if it is damaged."""
+    """The folders of the runs in a comparison.json or a folds.json; a ValueError names a damaged file."""
     found = read_json(path)
     try:
-        return [str(name) for row in found["runs"] for name in row.get("fold_folders") or [row["folder"]]]
+        rows = [found] if path.name == FOLDS_FILE else found["runs"]
+        return [str(name) for row in rows for name in row.get("fold_folders") or [row["folder"]]]
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a comparison: it has no list of runs with their folders") from error
 
