@@ -104,6 +104,11 @@ def test_time_is_that_of_methods_times_seeds() -> None:
         assert fit_seconds(Fit(60, seeds, NAMES[:methods]), RECIPE, SPEED, 1) == methods * seeds * 32.0
 
 
+def test_every_fold_of_cross_validation_is_a_run() -> None:
+    folded = dataclasses.replace(RECIPE, folds=3)
+    assert fit_seconds(Fit(60, 2, ("erm",)), folded, SPEED, 1) == 3 * 2 * 32.0
+
+
 def test_evaluations_and_the_start_of_processes_count() -> None:
     recipe = dataclasses.replace(RECIPE, eval_every=25)
     speed = Speed(7.0, 2.0, {"erm": 0.5}, evaluation=0.2)

@@ -151,8 +151,13 @@ def describe_augmentation(recipe: Recipe) -> str:
     return ", ".join(part for part in parts if part) or "none"
 
 
-def find_warnings(recipe: Recipe, data: Dataset, tested: int) -> list[str]:
-    """Why the data or the recipe may not answer which method is better."""
+def find_warnings(recipe: Recipe, data: Dataset, tested: int | None = None) -> list[str]:
+    """Why the data or the recipe may not answer which method is better.
+
+    Args:
+        tested: as in describe_comparison.
+    """
+    tested = len(data.test) if tested is None else tested
     found = []
     points = 196 * (DISAGREEMENT / tested) ** 0.5
     if points > RESOLVABLE_POINTS:
