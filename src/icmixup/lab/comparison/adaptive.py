@@ -43,6 +43,7 @@ def compare_adaptively(
     show: Show | None = None,
     intervals: str = "both",
     seconds: float | None = None,
+    full_epochs: int | None = None,
 ) -> Comparison:
     """Train all methods with a few seeds, then those that may be the best with one seed after the other.
 
@@ -53,6 +54,7 @@ def compare_adaptively(
         show: called with the recipes of each round; its display shows their progress.
         intervals: "both" covers new seeds and new test images, "seeds" covers new seeds.
         seconds: no seed is started that would take longer than this in total.
+        full_epochs: of the recipe before --budget cut them, for the verdict.
     """
     methods = check_methods(methods)
     baseline = pick_baseline(methods, baseline)
@@ -85,6 +87,7 @@ def compare_adaptively(
         looks=looks,
         seeds_only=seeds_only,
         stop=stop,
+        full_epochs=full_epochs,
     )
 
 

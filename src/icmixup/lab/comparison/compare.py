@@ -21,9 +21,10 @@ import numpy as np
 from torch import Tensor
 
 from icmixup._checks import check_choice
+from icmixup.lab.comparison.folds import fold_recipes, pool_folds
 from icmixup.lab.comparison.statistics import Correct, Look, Standing, rank_methods, take_look
 from icmixup.lab.comparison.variance import Sample
-from icmixup.lab.comparison.verdict import footnote, verdict
+from icmixup.lab.comparison.verdict import cut_short, footnote, verdict
 from icmixup.lab.sweep import run_recipes
 from icmixup.lab.sweep.progress import Display
 from icmixup.lab.training.execution import Execution
@@ -75,6 +76,7 @@ class Comparison:
     looks: tuple[Look, ...]  # what the standings and the verdict were computed from
     seeds_only: str = ""  # why intervals do not account for test images, if they do not
     stop: str = ""  # why --seeds auto added no more seeds
+    full_epochs: int | None = None  # of the recipe, if --budget cut them
     overview: Mapping[str, object] = field(default_factory=dict)  # what was compared, as JSON
 
 
@@ -87,6 +89,7 @@ def compare(
     execution: Execution,
     display: Display | None = None,
     intervals: str = "both",
+    full_epochs: int | None = None,
 ) -> Comparison:
     """Train every method with every seed, and compare their accuracies seed by seed.
 
@@ -99,6 +102,7 @@ def compare(
         baseline: method that differences refer to; see pick_baseline.
         display: shows the progress of every run.
         intervals: "both" covers new seeds and new test images, "seeds" covers new seeds.
+        full_epochs: of the recipe before --budget cut them, for the verdict.
     """
     methods = check_methods(methods)
     baseline = pick_baseline(methods, baseline)
@@ -106,13 +110,18 @@ def compare(
     rows, failures = train_all(comparison_recipes(recipe, methods, seeds), execution, display)
     correct, seeds_only = read_correct(rows, execution.out, intervals)
     looks = [take_look(rows, methods, seeds, correct)]
-    return summarise(recipe, methods, seeds, baseline, rows, failures, looks=looks, seeds_only=seeds_only)
+    return summarise(
+        *(recipe, methods, seeds, baseline, rows, failures),
+        looks=looks,
+        seeds_only=seeds_only,
+        full_epochs=full_epochs,
+    )
 
 
 def train_all(
     recipes: Sequence[Recipe], execution: Execution, display: Display | None
 ) -> tuple[list[Row], list[Failure]]:
-    """The rows of all runs that finished, and the runs that have none."""
+    """The rows of all runs that finished, folds pooled, and the runs that have none."""
     failures: list[Failure] = []
 
     def fail(failed: Recipe, reason: str) -> None:
@@ -127,7 +136,7 @@ def train_all(
         on_progress=None if display is None else display.update,
         on_failure=fail,
     )
-    return rows, failures
+    return pool_folds(recipes, rows, execution), failures
 
 
 def read_correct(rows: Sequence[Row], runs: Path, intervals: str = "both") -> tuple[Correct | None, str]:
@@ -163,6 +172,7 @@ def summarise(
     looks: Sequence[Look] | None = None,
     seeds_only: str = "",
     stop: str = "",
+    full_epochs: int | None = None,
 ) -> Comparison:
     """A comparison from the rows of its runs.
 
@@ -170,6 +180,7 @@ def summarise(
         looks: as statistics.take_look returns them; by default one, which covers seeds alone.
         seeds_only: why test images are not accounted for, if they are not.
         stop: why --seeds auto added no more seeds.
+        full_epochs: of the recipe before --budget cut them.
     """
     looks = looks or [take_look(rows, methods, seeds)]
     if not any(sample.images for sample in looks[-1].samples.values()):
@@ -183,22 +194,25 @@ def summarise(
         rows=tuple(rows),
         failures=tuple(failures),
         standings=standings,
-        verdict=verdict(standings, baseline, looks),
-        footnote=footnote(standings, baseline, looks, seeds_only),
+        verdict=cut_short(recipe.epochs, full_epochs) + verdict(standings, baseline, looks),
+        footnote=footnote(standings, baseline, looks, seeds_only, recipe.folds),
         looks=tuple(looks),
         seeds_only=seeds_only,
         stop=stop,
+        full_epochs=full_epochs,
         overview=overview or {},
     )
 
 
 def comparison_recipes(recipe: Recipe, methods: Sequence[str], seeds: Sequence[int]) -> list[Recipe]:
-    """The recipes to train, seed by seed, so that an interrupted comparison has complete pairs."""
+    """The recipes to train, seed by seed and fold by fold, so that an interrupted comparison has complete
+    pairs."""
     if not seeds:
         raise ValueError("no seeds to compare; use for example --seeds 3")
     return [
-        dataclasses.replace(recipe, method=method, seed=seed)
+        dataclasses.replace(fold, method=method, seed=seed)
         for seed in dict.fromkeys(seeds)
+        for fold in fold_recipes(recipe)
         for method in methods
     ]
 
@@ -287,6 +301,7 @@ def read_comparison(path: Path) -> Comparison:
         looks=[read_look(look) for look in stored["looks"]] if "looks" in stored else None,
         seeds_only=stored.get("seeds_only", ""),
         stop=stored.get("stop", ""),
+        full_epochs=stored.get("full_epochs"),
     )
 
 
@@ -305,6 +320,7 @@ def comparison_as_json(comparison: Comparison) -> dict[str, object]:
         "looks": [look_as_json(look) for look in comparison.looks],
         "seeds_only": comparison.seeds_only,
         "stop": comparison.stop,
+        "full_epochs": comparison.full_epochs,
         "runs": comparison.rows,
     }
 

@@ -34,6 +34,7 @@ from icmixup.lab.datasets.folder import (
     sample_shapes,
     typical_side,
 )
+from icmixup.lab.datasets.folds import take_fold
 from icmixup.lab.datasets.hub import PREFIX, list_hub, read_hub
 from icmixup.lab.datasets.photos import Photos
 from icmixup.lab.datasets.preprocessing import Preprocessing
@@ -66,6 +67,7 @@ __all__ = [
     "measure_statistics",
     "read_dataset",
     "subset_counts",
+    "take_fold",
 ]
 
 DATASETS = ("digits", *LAYOUTS)
@@ -86,6 +88,8 @@ def load_dataset(
 ) -> Dataset:
     """Load the images that `spec` describes: a subset of the training images and the whole test set.
 
+    With `spec.folds`, all images are loaded, and `spec.fold` of them is the test set.
+
     Mean and std are the usual constants for CIFAR and ciFAIR. They are measured on the training subset for
     other datasets and for the splits of the DEIC benchmark. Pretrained weights have their own.
 
@@ -105,6 +109,9 @@ def load_dataset(
         show_progress=show_progress,
     )
     train = source.train
+    if spec.folds is not None:  # subsets are drawn from the training images of a fold
+        whole = make_dataset(spec, train, source, preprocessing)
+        return whole if spec.fold is None else take_fold(whole, spec)
     if spec.split is not None:
         train = train[torch.cat(deic_rows(train.labels, spec.split)).sort().values]
     counts = subset_counts(
@@ -115,6 +122,13 @@ def load_dataset(
         class_names=source.class_names,
     )
     train = train[draw_subset(train.labels, counts, spec.data_seed)]
+    return make_dataset(spec, train, source, preprocessing)
+
+
+def make_dataset(
+    spec: DataSpec, train: Split, source: Source, preprocessing: Preprocessing | None
+) -> Dataset:
+    """Training images and the test set of a source, with constants to normalise them."""
     if is_features_file(spec.dataset):
         return standardise(Dataset(spec.dataset, train, source.test, source.class_names, (), ()))
     if preprocessing is not None:

@@ -45,6 +45,12 @@ class DataSpec:
     image_size: int | None = None
     """Side of the square images in pixels; None keeps the size of small images, and chooses one for photos
     (see `choose_image_size`)."""
+    folds: int | None = None
+    """Number of folds of cross-validation, over all images: see folds.take_fold."""
+    fold: int | None = None
+    """The fold to test on, from 1; None for all images as the reader separates them, without a subset."""
+    fold_seed: int = 0
+    """Seed of the partition into folds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +119,7 @@ class Dataset:
     skipped: tuple[str, ...] = ()
     split_by: str = ""  # how training and test images were separated
     original_size: str = ""  # of the image files
+    fold: DataSpec | None = None  # which fold of cross-validation it is, if it is one
 
     @property
     def num_classes(self) -> int:

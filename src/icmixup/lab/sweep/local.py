@@ -18,6 +18,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,7 @@ from typing import NamedTuple
 
 import torch
 
-from icmixup.lab.datasets import Dataset
+from icmixup.lab.datasets import Dataset, take_fold
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import Diverged, OnProgress, RunProgress, Stopped, train, training_data
 from icmixup.lab.training.ranks import compare_notes, join_ranks, pick_device, world_size
@@ -41,6 +42,7 @@ from icmixup.lab.training.run_folder import Row
 RUN_BYTES = 3 * 10**9
 STOP_SECONDS = 10.0  # for the checkpoint of an interrupted run
 RETRIES = 1  # of a run whose process died
+TRIAL_REPORTS = 3  # of progress at least: the time between the first and the last is measured
 
 
 class Outcome(NamedTuple):
@@ -72,8 +74,28 @@ class Collector:
             self.on_progress(recipe, progress)
 
 
+class TrialEnded(Stopped):
+    """Ends a run that only measures speed."""
+
+
+def end_after(seconds: float, on_progress: OnProgress | None) -> OnProgress:
+    """A progress callback that ends a run `seconds` after its first report."""
+    reports: list[float] = []
+
+    def listen(progress: RunProgress) -> None:
+        reports.append(time.monotonic())
+        if on_progress is not None:
+            on_progress(progress)
+        if len(reports) >= TRIAL_REPORTS and reports[-1] - reports[0] >= seconds:
+            raise TrialEnded
+
+    return listen
+
+
 def run_recipe(recipe: Recipe, execution: Execution, on_progress: OnProgress | None) -> Outcome:
     """Train or resume one run. Divergence is an outcome; any other error is raised."""
+    if execution.trial_seconds is not None:
+        on_progress = end_after(execution.trial_seconds, on_progress)
     if execution.threads is not None:
         torch.set_num_threads(execution.threads)
     device = pick_device(execution.device)
@@ -83,27 +105,35 @@ def run_recipe(recipe: Recipe, execution: Execution, on_progress: OnProgress | N
         return Outcome(train(recipe, execution, on_progress))
     except Diverged as error:
         return Outcome(None, str(error))
+    except TrialEnded:
+        return Outcome(None, "end of the trial")
 
 
 LoadData = Callable[[Recipe], Dataset]
 
 
 def remember_data(execution: Execution) -> LoadData:
-    """A loader that keeps the last dataset: runs of a sweep mostly share it."""
-    if execution.dataset is not None:
-        dataset = execution.dataset
-        return lambda _: dataset
+    """A loader that keeps the last dataset, and the last fold of it: runs of a sweep mostly share them."""
     load = functools.lru_cache(maxsize=1)(functools.partial(training_data, execution=execution))
-    return lambda recipe: load(data_recipe(recipe))
+    fold = functools.lru_cache(maxsize=1)(take_fold)
+
+    def find(recipe: Recipe) -> Dataset:
+        data = load(data_recipe(recipe)) if execution.dataset is None else execution.dataset
+        return data if recipe.fold is None else fold(data, recipe.data)
+
+    return find
 
 
 def data_recipe(recipe: Recipe) -> Recipe:
-    """The part of a recipe that its data depends on; equal for runs that share their data."""
+    """The part of a recipe that its data depends on; equal for runs that share their images.
+
+    Runs on different folds share them: fold and seed are left out.
+    """
     kinds: tuple[type, ...] = (Subset, Transfer, Fingerprints) if recipe.weights is not None else (Subset,)
     names = [entry.name for kind in kinds for entry in dataclasses.fields(kind)]
     names += ["model"] if recipe.weights is not None else []
     kept = {name: getattr(recipe, name) for name in names}
-    return Recipe(dataset=recipe.dataset, method="erm", **kept)
+    return Recipe(dataset=recipe.dataset, method="erm", folds=recipe.folds, **kept)
 
 
 def run_sequentially(recipes: Sequence[Recipe], execution: Execution, collector: Collector) -> None:

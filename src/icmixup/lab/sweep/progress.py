@@ -18,7 +18,8 @@ QUIET_SECONDS = 60.0  # longest time without a line where there is no terminal
 
 
 def short_title(recipe: Recipe) -> str:
-    return f"{recipe.method} seed {recipe.seed}"
+    fold = "" if recipe.fold is None else f" fold {recipe.fold}"
+    return f"{recipe.method} seed {recipe.seed}{fold}"
 
 
 class Display:

@@ -44,3 +44,5 @@ class Execution:
     """Threads of torch for one run; torch's own choice by default."""
     concurrent: int = 1
     """How many runs share the GPU or the cores; recorded, since a row's minutes depend on it."""
+    trial_seconds: float | None = None
+    """End every run after this time of training, without a result: to measure speed."""
