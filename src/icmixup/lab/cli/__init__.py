@@ -1,4 +1,4 @@
-"""icmixup compare | train | predict | export | paper | analyse | data: arguments in, exit code out.
+"""icmixup compare | train | retrain | predict | export | paper | analyse | data: arguments in, exit code out.
 
 The flags of all commands are parsed without torch, so that --help and a mistyped flag are answered at once;
 each command imports what it needs.
@@ -25,6 +25,7 @@ seeds and reports, with confidence intervals, which one helps.
   icmixup compare                      on scikit-learn's digits, no download needed: minutes
   icmixup compare path/to/images       on a folder of images, one subfolder per class
   icmixup train path/to/images         one run
+  icmixup retrain RUN_FOLDER           another classifier for a run on a long tail
   icmixup predict RUN_FOLDER IMAGES    classes of new images, with probabilities
   icmixup export RUN_FOLDER            the weights of a run as safetensors
   icmixup paper                        the paper's tables and figures, our results beside them
@@ -34,7 +35,7 @@ seeds and reports, with confidence intervals, which one helps.
   icmixup data check cifar100          validate a dataset
 
 `icmixup compare --help` and `icmixup train --help` explain every flag."""
-COMMANDS = ("compare", "train", "predict", "export", "paper", "analyse", "data")
+COMMANDS = ("compare", "train", "retrain", "predict", "export", "paper", "analyse", "data")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,7 +109,7 @@ def run_command(args: Sequence[str]) -> int:
         similar = get_close_matches(args[0], COMMANDS, n=1)
         hint = f"did you mean {similar[0]}? " if similar else ""
         raise ValueError(f"unknown command {args[0]!r}; {hint}the commands are {', '.join(COMMANDS)}")
-    from icmixup.lab.cli import analyse, compare, data, export, paper, predict, train
+    from icmixup.lab.cli import analyse, compare, data, export, paper, predict, retrain, train
     from icmixup.lab.cli.pretrained import recipe_for
     from icmixup.lab.cli.shared import default_recipe, requested_recipe
 
@@ -122,6 +123,8 @@ def run_command(args: Sequence[str]) -> int:
         if isinstance(flags, compare.CompareFlags):
             return compare.run_compare(flags, recipe)
         return train.run_train(flags, recipe)
+    if isinstance(flags, retrain.RetrainFlags):
+        return retrain.run_retrain(flags)
     if isinstance(flags, paper.PaperFlags):
         return paper.run_paper(flags)
     if isinstance(flags, predict.PredictFlags):
@@ -136,7 +139,7 @@ def parse(args: Sequence[str], recipe: str) -> Any:
     import tyro
     from tyro import conf
 
-    from icmixup.lab.cli import analyse, compare, data, export, paper, predict, train
+    from icmixup.lab.cli import analyse, compare, data, export, paper, predict, retrain, train
     from icmixup.lab.cli.pretrained import start_recipe
 
     def command(kind: type, module: Any, default: Any = None) -> Any:
@@ -148,6 +151,7 @@ def parse(args: Sequence[str], recipe: str) -> Any:
     commands = (
         command(compare.CompareFlags, compare, compare.compare_defaults(start_recipe(recipe, args)))
         | command(train.TrainFlags, train, train.train_defaults(start_recipe(recipe, args)))
+        | command(retrain.RetrainFlags, retrain)
         | command(predict.PredictFlags, predict)
         | command(export.ExportFlags, export)
         | command(paper.PaperFlags, paper)

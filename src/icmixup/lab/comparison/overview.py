@@ -131,8 +131,10 @@ def describe_augmentation(recipe: Recipe) -> str:
         "horizontal flip" if recipe.flip else "",
         f"rotation up to {recipe.rotation:g} degrees" if recipe.rotation else "",
         "TrivialAugment" if recipe.trivial else "",
+        "AutoAugment" if recipe.autoaugment else "",
         "colour jitter" if recipe.colour_jitter else "",
         "random erasing" if recipe.erasing else "",
+        f"Cutout of {recipe.cutout} pixels" if recipe.cutout else "",
     ]
     return ", ".join(part for part in parts if part) or "none"
 

@@ -84,6 +84,8 @@ def train(recipe: Recipe, execution: Execution, on_progress: OnProgress | None =
     Args:
         on_progress: called several times a second, at least once per epoch; may raise Stopped.
     """
+    if recipe.after != "none":
+        raise ValueError(f"after={recipe.after!r} is the work of `icmixup retrain`, given a trained run")
     device = pick_device(execution.device)
     with join_ranks(device), ExitStack() as held:
         with compare_notes() as notes:
@@ -385,6 +387,14 @@ def check_sizes(recipe: Recipe, data: Dataset) -> None:
         raise ValueError(
             f"batch_size is {recipe.batch_size}, so some of the {world_size()} ranks would have no image; "
             f"use --batch-size {32 * world_size()} or another larger value"
+        )
+    empty = [
+        name for name, count in zip(data.class_names, data.class_counts.tolist(), strict=True) if not count
+    ]
+    if recipe.sampler != "uniform" and empty:
+        raise ValueError(
+            f"sampler={recipe.sampler!r} draws images of every class, but {recipe.dataset} has no training "
+            f"image of {', '.join(map(repr, empty[:5]))}; add some, or use --sampler uniform"
         )
     side = min(data.train.images.shape[-2:])
     if recipe.padding >= side and not data.is_features:
