@@ -1,4 +1,4 @@
-"""Every baseline for long tails and our own forms, in one recipe: rows of results, and a table with intervals.
+"""Every baseline for long tails and our own forms, in one recipe: rows, and a table with intervals.
 
     python tools/long_tail_baselines.py --dataset digits --per-class 100 --imbalance 0.01 --recipe quick \
         --seeds 5 --out runs/long-tail --rows results/long_tail_digits.csv

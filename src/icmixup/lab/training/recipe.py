@@ -179,8 +179,8 @@ class Subset:
     """Share of the chosen training images of each class that is not trained on: `icmixup retrain` chooses tau
     on them. Classes with one image keep it."""
     tail_draw: TailDraw = "seeded"
-    """Which images of a long tail are kept: by our seed, or as in the code of LDAM (the same images, for CIFAR
-    and --data-seed 0)."""
+    """Which images of a long tail are kept: by our seed, or as in the code of LDAM (the same images, for
+    CIFAR and --data-seed 0)."""
 
 
 @dataclass(frozen=True, kw_only=True)

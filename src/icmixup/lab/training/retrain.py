@@ -78,8 +78,8 @@ def retrained_recipe(run: Run, how: After, tau: float | None, epochs: int | None
         raise ValueError(f"{folder} is itself the result of {recipe.after}; pass the run it was made from")
     if recipe.cosine:
         raise ValueError(
-            f"{folder} was trained with {recipe.method}, whose classifier compares directions: it has neither "
-            "norms nor biases; pass a run of another method"
+            f"{folder} was trained with {recipe.method}, whose classifier compares directions and has "
+            "neither norms nor biases; pass a run of another method"
         )
     if how == "crt":
         if tau is not None:
