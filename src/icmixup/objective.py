@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from icmixup._checks import check_counts, check_label_types, check_labels, check_no_empty_class
+from icmixup.distributed import mean_over_ranks
 from icmixup.hidden import check_none_compiled, hidden_modules, mix_somewhere
 from icmixup.inputs import Inputs, call_model, first_tensor, join_batches, mix_batch
 from icmixup.loss import infinite_class_loss
@@ -180,10 +181,10 @@ def cross_entropy(
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     shares = labels if labels.dim() == 2 else F.one_hot(labels, scores.shape[1])
     shares = shares.to(scores.dtype)
+    shares = (1 - label_smoothing) * shares + label_smoothing / scores.shape[1]
     if method.margin:
         assert class_counts is not None
         scores = scores - ldam_margins(class_counts, method.margin) * shares
-    shares = (1 - label_smoothing) * shares + label_smoothing / scores.shape[1]
     if weighed:
         assert class_counts is not None
         shares = shares * effective_weights(class_counts)
@@ -192,7 +193,8 @@ def cross_entropy(
     if method.focal_gamma:
         # 1 - p from log p is exact also where p is near 1; a power below 1 has an infinite slope at 0.
         terms = terms * (-log_p.expm1()).clamp(min=1e-12) ** method.focal_gamma
-    return -terms.sum() / shares.sum()
+    # Over all ranks, so that the mean of their losses is that of one process with all images.
+    return -terms.sum() / (mean_over_ranks(shares.sum()) if weighed else shares.sum())
 
 
 def ldam_margins(class_counts: Tensor, largest: float) -> Tensor:
