@@ -3,9 +3,10 @@
     python tools/long_tail_baselines.py --dataset digits --per-class 100 --imbalance 0.01 --recipe quick \
         --seeds 5 --out runs/long-tail --rows results/long_tail_digits.csv
 
-Runs that are finished are not trained again. The baselines whose tau is chosen use a run that holds out a
-fifth of its training images for that; no choice is made on the test images. Differences are to `balanced`,
-logit adjustment in training. Methods that need images are left out on features.
+Runs that are finished are not trained again. Where tau is chosen, a second run of the same seed holds out a
+fifth of its training images; the tau that is best on them is then applied to the run on all images. No choice
+is made on the test images. Differences are to `balanced`, logit adjustment in training. Methods that need
+images are left out on features.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from icmixup.lab.paper.results import append_rows
 from icmixup.lab.sweep import run_recipes
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.features import mixes_features
-from icmixup.lab.training.recipe import RECIPES, Recipe, read_recipe
+from icmixup.lab.training.recipe import RECIPES, After, Recipe, read_recipe
 from icmixup.lab.training.retrain import retrain
 from icmixup.lab.training.run_folder import Row
 
@@ -39,22 +40,21 @@ class Entry(NamedTuple):
 
     name: str
     settings: dict[str, Any]
-    after: str = "none"
-    tau: float | None = None
+    after: After = "none"
+    tau: float | None = None  # None chooses it on held-out images
 
 
 def plain(*methods: str) -> tuple[Entry, ...]:
     return tuple(Entry(method, {"method": method}) for method in methods)
 
 
-HELD = {"method": "erm", "held_out": HELD_OUT}
 ENTRIES = (
     *plain("erm", "focal", "erm-drw", "ldam", "ldam-drw"),
     Entry("erm, square-root sampling", {"method": "erm", "sampler": "square-root"}),
     Entry("erm, class-balanced sampling", {"method": "erm", "sampler": "class-balanced"}),
     Entry("erm, then adjusted, tau 1", {"method": "erm"}, "adjust", 1.0),
-    Entry("erm, then adjusted, tau chosen", HELD, "adjust"),
-    Entry("erm, then tau-normalised, tau chosen", HELD, "tau-norm"),
+    Entry("erm, then adjusted, tau chosen", {"method": "erm"}, "adjust"),
+    Entry("erm, then tau-normalised, tau chosen", {"method": "erm"}, "tau-norm"),
     Entry("erm, then cRT", {"method": "erm"}, "crt"),
     Entry("balanced, tau 0.5", {"method": "balanced", "adjust_tau": 0.5}),
     *plain("balanced"),
@@ -80,11 +80,25 @@ def run_entry(entry: Entry, base: Recipe, seeds: Sequence[int], execution: Execu
     """The rows of all seeds, with the name of the entry in place of the method's."""
     recipes = [dataclasses.replace(base, seed=seed, **entry.settings) for seed in seeds]
     rows = run_recipes(recipes, execution)
-    if entry.after != "none":
-        folders = [execution.out / row["folder"] for row in rows]
-        rows = [retrain(folder, entry.after, execution, tau=entry.tau) for folder in folders]  # type: ignore[arg-type]
+    if entry.after == "crt":
+        rows = [retrain(execution.out / row["folder"], "crt", execution) for row in rows]
+    elif entry.after != "none":
+        held = [dataclasses.replace(recipe, held_out=HELD_OUT) for recipe in recipes]
+        taus = [entry.tau] * len(rows) if entry.tau is not None else choose_taus(held, entry.after, execution)
+        rows = [
+            retrain(execution.out / row["folder"], entry.after, execution, tau=tau)
+            for row, tau in zip(rows, taus, strict=True)
+        ]
     print(entry.name, [round(row["accuracy"], 2) for row in rows], flush=True)
     return rows
+
+
+def choose_taus(held: Sequence[Recipe], after: After, execution: Execution) -> list[float]:
+    """The best tau of each run on the images that it held out."""
+    rows = run_recipes(held, execution)
+    found = [retrain(execution.out / row["folder"], after, execution)["tau_used"] for row in rows]
+    print(f"tau chosen on held-out images: {found}", flush=True)
+    return [float(tau) for tau in found]
 
 
 def as_recipe(row: Row) -> Recipe:
