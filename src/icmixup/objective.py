@@ -253,4 +253,4 @@ def adjust(scores: Tensor, adjusted: bool, class_counts: Tensor | None, tau: flo
         return scores
     assert class_counts is not None
     check_no_empty_class(class_counts)
-    return scores + (class_counts.log() if tau == 1 else tau * class_counts.log())
+    return scores + class_counts.log() * tau

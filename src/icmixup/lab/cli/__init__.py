@@ -101,9 +101,12 @@ def signals_as_interrupts() -> Iterator[None]:
 
 def run_command(args: Sequence[str]) -> int:
     if args and args[0] == "--version":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        print(f"icmixup {version('icmixup')}")
+        try:
+            print(f"icmixup {version('icmixup')}")
+        except PackageNotFoundError:  # the source without an installation
+            print("icmixup, version unknown")
         return 0
     if args and not args[0].startswith("-") and args[0] not in COMMANDS:
         similar = get_close_matches(args[0], COMMANDS, n=1)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from icmixup.lab.datasets import Dataset, load_dataset
 from icmixup.lab.models import preprocessing_of
+from icmixup.lab.training.artifacts import save_artifacts
 from icmixup.lab.training.evaluate import Metrics, evaluate, split_scores
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.features import check_feature_methods, feature_dataset
@@ -202,6 +203,8 @@ class Session:
             if number + 1 < self.recipe.epochs:  # queued behind the steps, so that a GPU never waits for it
                 self.fill(number + 1)
             self.check_losses(losses, number)
+            if self.recipe.compile and rank() == 0 and not self.speeds:  # after the first epoch
+                save_artifacts()
             self.epochs_done = number + 1
             self.speeds.append(self.images / (time.monotonic() - started))
             self.evaluate_if_due()

@@ -21,6 +21,7 @@ from icmixup.hidden import hidden_modules
 from icmixup.lab.augment import normaliser
 from icmixup.lab.datasets import Dataset
 from icmixup.lab.models import build_linear, build_model
+from icmixup.lab.training.artifacts import load_artifacts
 from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.optimizer import make_optimizer, weight_groups
 from icmixup.lab.training.recipe import Recipe
@@ -139,6 +140,7 @@ def compiled_model(
 
     Threads have their own weights, but share the compiled code.
     """
+    load_artifacts()
     model = build_model(name, num_classes, channels=channels, seed=0, image_size=image_size, cosine=cosine)
     model = to_device(model, device)
     known = torch._inductor.list_options()
