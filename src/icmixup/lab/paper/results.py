@@ -194,8 +194,8 @@ def append_file(path: Path, other: Path) -> list[Result]:
         for result in found.rows:
             if identity(result) in known:
                 raise ValueError(
-                    f"{other}, line {result.line} is a run that {known[identity(result)]} has already; remove "
-                    "it from the file to append; nothing was appended"
+                    f"{other}, line {result.line} is a run that {known[identity(result)]} has already; "
+                    "remove it from the file to append; nothing was appended"
                 )
             known[identity(result)] = f"{other}, line {result.line}"
         write_lines(file, old, [row_values(row.recipe, row.numbers, header, path) for row in found.rows])
