@@ -136,9 +136,12 @@ def test_autoaugment_has_torchvisions_policy_and_pixels() -> None:
     from icmixup.lab.augment.trivial import KERNELS, DrawnOperations, apply_operations
 
     theirs = AutoAugment(AutoAugmentPolicy.CIFAR10)
-    assert POLICY == tuple(
-        tuple((our_name(name), chance, magnitude or 0) for name, chance, magnitude in sub)
-        for sub in theirs.policies
+    assert (
+        tuple(
+            tuple((our_name(name), chance, magnitude or 0) for name, chance, magnitude in sub)
+            for sub in theirs.policies
+        )
+        == POLICY
     )
     images = torch.randint(1, 256, (3, 3, 32, 32), generator=torch.Generator().manual_seed(0)).byte()
     space = theirs._augmentation_space(10, (32, 32))

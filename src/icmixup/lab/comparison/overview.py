@@ -102,7 +102,7 @@ def describe_comparison(
         augmentation="none" if data.is_features else describe_augmentation(recipe),
         model=recipe.model,
         parameters=parameters,
-        recipe=recipe_name,
+        recipe=recipe_name if recipe.sampler == "uniform" else f"{recipe_name}, {recipe.sampler} sampling",
         epochs=recipe.epochs,
         methods=tuple(methods),
         seeds=tuple(seeds),
