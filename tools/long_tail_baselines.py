@@ -22,17 +22,20 @@ import torch
 
 from icmixup.lab.comparison.compare import read_correct
 from icmixup.lab.comparison.statistics import describe_sample, take_look
+from icmixup.lab.datasets import Dataset, DataSpec
 from icmixup.lab.models import weights_digest
 from icmixup.lab.paper.results import append_rows
 from icmixup.lab.sweep import run_recipes
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.features import mixes_features
+from icmixup.lab.training.loop import training_data
 from icmixup.lab.training.recipe import RECIPES, After, Recipe, read_recipe
 from icmixup.lab.training.retrain import retrain
 from icmixup.lab.training.run_folder import Row
 
 REFERENCE = "balanced"
 HELD_OUT = 0.2
+LOADED: dict[DataSpec, Dataset] = {}
 
 
 class Entry(NamedTuple):
@@ -76,9 +79,17 @@ def base_recipe(args: argparse.Namespace) -> Recipe:
     return dataclasses.replace(recipe, weights_digest=digest, compile=torch.cuda.is_available())
 
 
+def with_data(execution: Execution, recipe: Recipe) -> Execution:
+    """With the images or features of a recipe, loaded once for all methods and seeds."""
+    if recipe.data not in LOADED:
+        LOADED[recipe.data] = training_data(recipe, execution)
+    return dataclasses.replace(execution, dataset=LOADED[recipe.data])
+
+
 def run_entry(entry: Entry, base: Recipe, seeds: Sequence[int], execution: Execution) -> list[Row]:
-    """The rows of all seeds, with the name of the entry in place of the method's."""
+    """The rows of all seeds."""
     recipes = [dataclasses.replace(base, seed=seed, **entry.settings) for seed in seeds]
+    execution = with_data(execution, recipes[0])
     rows = run_recipes(recipes, execution)
     if entry.after == "crt":
         rows = [retrain(execution.out / row["folder"], "crt", execution) for row in rows]
@@ -95,6 +106,7 @@ def run_entry(entry: Entry, base: Recipe, seeds: Sequence[int], execution: Execu
 
 def choose_taus(held: Sequence[Recipe], after: After, execution: Execution) -> list[float]:
     """The best tau of each run on the images that it held out."""
+    execution = with_data(dataclasses.replace(execution, dataset=None), held[0])
     rows = run_recipes(held, execution)
     found = [retrain(execution.out / row["folder"], after, execution)["tau_used"] for row in rows]
     print(f"tau chosen on held-out images: {found}", flush=True)
