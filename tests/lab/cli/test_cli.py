@@ -274,6 +274,7 @@ FLAGS = {
     "retrain": "how tau epochs data-dir device debug",
     "predict": "to device debug",
     "export": "to debug",
+    "evaluate": "corruptions strengths ood baseline json csv data-dir device fresh debug",
     "analyse": "out data-dir image-seed device debug",
     "data": "data-dir debug",
 }
