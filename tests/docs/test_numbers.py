@@ -446,3 +446,38 @@ def test_the_log_s_table_of_26_runs_is_computed_from_its_rows() -> None:
             assert [f"{accuracy:.2f}" for accuracy in runs] == ([printed] if printed else [])
             found += len(runs)
     assert found == len(accuracies(commit="8bfd306")) == 26
+
+
+def long_tail_label(row: dict[str, str]) -> str:
+    """The name on the page of a row of results/long_tail_digits.csv."""
+    method, after, tau = row["method"], row["after"], row["adjust_tau"]
+    label = f"`{method}`" + (f", tau {float(tau):g}" if tau else "")
+    label += "" if row["sampler"] == "uniform" else f", {row['sampler']} sampling"
+    label += {
+        "crt": ", then cRT",
+        "adjust": ", then adjusted, tau ",
+        "tau-norm": ", then tau-normalised, tau ",
+    }.get(after, "")
+    return label + ("" if after in ("none", "crt") else "chosen")
+
+
+def test_the_table_of_baselines_on_digits_is_the_rows() -> None:
+    found: dict[str, list[dict[str, str]]] = {}
+    with (ROOT / "results" / "long_tail_digits.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            found.setdefault(long_tail_label(row), []).append(row)
+    # A tau of exactly 1 was given, not chosen; a chosen one may be 1 as well, for tau-normalisation.
+    adjusted = found["`erm`, then adjusted, tau chosen"]
+    found["`erm`, then adjusted, tau 1"] = [row for row in adjusted if row["after_tau"] == "1.0"]
+    found["`erm`, then adjusted, tau chosen"] = [row for row in adjusted if row["after_tau"] != "1.0"]
+    means = {
+        label: [fmean(float(row[name]) for row in runs) for name in ("accuracy", "few")]
+        for label, runs in found.items()
+    }
+    printed = table_under("accuracy over seeds")
+    assert {row[0] for row in printed} == set(means)
+    for label, accuracy, few, difference in printed:
+        assert len({row["seed"] for row in found[label]}) == len(found[label]) == 5
+        assert [accuracy, few] == [f"{value:.1f}" for value in means[label]]
+        gap = means[label][0] - means["`balanced`"][0]
+        assert difference.split(" [")[0] == ("" if label == "`balanced`" else f"{gap:+.1f}")

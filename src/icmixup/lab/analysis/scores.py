@@ -164,6 +164,7 @@ def load_model(run: Run, data: Dataset, device: torch.device) -> nn.Module:
             channels=channels,
             seed=recipe.seed,
             image_size=data.test.images.shape[-1],
+            cosine=recipe.cosine,
         ),
         device,
     )

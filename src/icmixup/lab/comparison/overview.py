@@ -115,7 +115,7 @@ def describe_comparison(
         augmentation="none" if data.is_features else describe_augmentation(recipe),
         model=recipe.model,
         parameters=parameters,
-        recipe=recipe_name,
+        recipe=recipe_name if recipe.sampler == "uniform" else f"{recipe_name}, {recipe.sampler} sampling",
         epochs=recipe.epochs,
         methods=tuple(methods),
         seeds=tuple(seeds),
@@ -145,8 +145,10 @@ def describe_augmentation(recipe: Recipe) -> str:
         "horizontal flip" if recipe.flip else "",
         f"rotation up to {recipe.rotation:g} degrees" if recipe.rotation else "",
         "TrivialAugment" if recipe.trivial else "",
+        "AutoAugment" if recipe.autoaugment else "",
         "colour jitter" if recipe.colour_jitter else "",
         "random erasing" if recipe.erasing else "",
+        f"Cutout of {recipe.cutout} pixels" if recipe.cutout else "",
     ]
     return ", ".join(part for part in parts if part) or "none"
 

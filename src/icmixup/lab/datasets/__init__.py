@@ -44,8 +44,10 @@ from icmixup.lab.datasets.subsets import (
     Source,
     Split,
     deic_rows,
+    draw_ldam_subset,
     draw_subset,
     hold_out,
+    keep_out,
     measure_statistics,
     subset_counts,
 )
@@ -61,8 +63,10 @@ __all__ = [
     "Split",
     "choose_image_size",
     "deic_rows",
+    "draw_ldam_subset",
     "draw_subset",
     "hold_out",
+    "keep_out",
     "load_dataset",
     "measure_statistics",
     "read_dataset",
@@ -121,22 +125,30 @@ def load_dataset(
         imbalance=spec.imbalance,
         class_names=source.class_names,
     )
-    train = train[draw_subset(train.labels, counts, spec.data_seed)]
-    return make_dataset(spec, train, source, preprocessing)
+    draw = draw_ldam_subset if spec.tail_draw == "ldam" else draw_subset
+    train, held = train[draw(train.labels, counts, spec.data_seed)], None
+    if spec.held_out:
+        train, held = keep_out(train, len(source.class_names), spec.held_out)
+    return make_dataset(spec, train, source, preprocessing, held)
 
 
 def make_dataset(
-    spec: DataSpec, train: Split, source: Source, preprocessing: Preprocessing | None
+    spec: DataSpec,
+    train: Split,
+    source: Source,
+    preprocessing: Preprocessing | None,
+    held: Split | None = None,
 ) -> Dataset:
-    """Training images and the test set of a source, with constants to normalise them."""
+    """Training images, those held out of them, and the test set of a source, with constants to normalise."""
     if is_features_file(spec.dataset):
-        return standardise(Dataset(spec.dataset, train, source.test, source.class_names, (), ()))
+        whole = Dataset(spec.dataset, train, source.test, source.class_names, (), (), held_out=held)
+        return standardise(whole)
     if preprocessing is not None:
         mean, std = preprocessing.mean, preprocessing.std
     else:
         mean, std = _known_statistics(spec) or measure_statistics(train.images)
     about = (source.skipped, source.split_by, source.original_size)
-    return Dataset(spec.dataset, train, source.test, source.class_names, mean, std, *about)
+    return Dataset(spec.dataset, train, source.test, source.class_names, mean, std, *about, held_out=held)
 
 
 def _known_statistics(spec: DataSpec) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

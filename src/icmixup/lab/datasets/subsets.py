@@ -15,6 +15,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from icmixup.lab.datasets.photos import Photos
 
 HOLD_OUT_SEED = 20231120  # must never change: all runs have to be tested on the same held-out images
 MEASURED_PHOTOS = 512
+TAIL_DRAWS = ("seeded", "ldam")
 DEIC_TRAIN, DEIC_TOTAL = 30, 50  # images per class in a split of the DEIC benchmark; 20 are for validation
 
 
@@ -51,6 +53,10 @@ class DataSpec:
     """The fold to test on, from 1; None for all images as the reader separates them, without a subset."""
     fold_seed: int = 0
     """Seed of the partition into folds."""
+    held_out: float = 0.0
+    """Share of the chosen images of each class that is not trained on, but kept as `Dataset.held_out`."""
+    tail_draw: str = "seeded"
+    """Which images are kept: "seeded" as in `draw_subset`, "ldam" as in `draw_ldam_subset`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +126,7 @@ class Dataset:
     split_by: str = ""  # how training and test images were separated
     original_size: str = ""  # of the image files
     fold: DataSpec | None = None  # which fold of cross-validation it is, if it is one
+    held_out: Split | None = None  # training images that are not trained on, for choices after training
 
     @property
     def num_classes(self) -> int:
@@ -148,7 +155,8 @@ class Dataset:
         return len(self.train.images.shape) == 2
 
     def to(self, device: torch.device | str) -> Dataset:
-        moved = replace(self, train=self.train.to(device), test=self.test.to(device))
+        held = None if self.held_out is None else self.held_out.to(device)
+        moved = replace(self, train=self.train.to(device), test=self.test.to(device), held_out=held)
         if "fingerprint" in self.__dict__:  # already computed, and the same on every device
             moved.__dict__["fingerprint"] = self.fingerprint
         return moved
@@ -245,6 +253,39 @@ def draw_subset(labels: Tensor, counts: Tensor, seed: int) -> Tensor:
     ranks = torch.empty_like(labels)
     ranks[shuffle] = class_ranks(labels[shuffle])
     return (ranks < counts[labels]).nonzero().squeeze(1)
+
+
+def draw_ldam_subset(labels: Tensor, counts: Tensor, seed: int) -> Tensor:
+    """The rows that the code of LDAM (Cao et al., 2019) keeps of a long tail, in their original order.
+
+    NumPy's generator is seeded once; the rows of class 0, then those of class 1 and so on, are shuffled with
+    it, and the first `counts[c]` are kept. With seed 0 and the images of CIFAR in the order of their
+    files, these are the images of LDAM's LT-CIFAR.
+    """
+    generator = np.random.RandomState(seed)
+    values, kept = labels.numpy(), []
+    for label, count in enumerate(counts.tolist()):
+        rows = np.where(values == label)[0]
+        generator.shuffle(rows)
+        kept.append(rows[:count])
+    return torch.from_numpy(np.sort(np.concatenate(kept)))
+
+
+def keep_out(split: Split, num_classes: int, share: float) -> tuple[Split, Split]:
+    """Training images without a share of each class, and those; always the same ones.
+
+    A class keeps at least one image, and of a class with two or more at least one is held out.
+    """
+    counts = torch.bincount(split.labels, minlength=num_classes)
+    held = torch.minimum((counts * share + 0.5).floor().long().clamp(min=1), (counts - 1).clamp(min=0))
+    if not int(held.sum()):
+        raise ValueError(
+            f"held_out={share:g} leaves no image to hold out: no class has two training images; add images"
+        )
+    rows = draw_subset(split.labels, held, HOLD_OUT_SEED)
+    kept = torch.ones(len(split), dtype=torch.bool)
+    kept[rows] = False
+    return split[kept.nonzero().squeeze(1)], split[rows]
 
 
 def hold_out(split: Split, class_names: Sequence[str], parts: int) -> tuple[Split, Split]:

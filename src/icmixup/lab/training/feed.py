@@ -39,6 +39,19 @@ def augmentations(recipe: Recipe) -> Augmentations:
     return Augmentations(**{name: getattr(recipe, name) for name in Augmentations._fields})
 
 
+def sampling_weights(sampler: str, labels: Tensor, device: torch.device) -> Tensor | None:
+    """(N,) chances of the images; None if each is drawn once.
+
+    Class c is drawn with a chance in proportion to n_c^q, with q = 0 for "class-balanced" and 1/2 for
+    "square-root" (Kang et al., 2020), so each of its images with n_c^(q - 1).
+    """
+    if sampler == "uniform":
+        return None
+    power = {"class-balanced": -1.0, "square-root": -0.5}[sampler]
+    sizes = torch.bincount(labels).double()
+    return (sizes[labels] ** power).to(device)
+
+
 def crop_photos(photos: Photos, boxes: Tensor) -> Tensor:
     """(B, 3, side, side) uint8 on the device: the boxes of the photos, resized."""
     if photos.device.type == "cpu":
@@ -55,6 +68,7 @@ class Feed:
         self.settings = augmentations(recipe)
         self.count = images_per_epoch(recipe, len(train))
         self.generator = self.make_generator()
+        self.weights = sampling_weights(recipe.sampler, train.labels, self.generator.device)
         shape = (self.buffer_size(), *train.images.shape[1:])
         self.epoch = Epoch(
             torch.empty(shape, dtype=train.images.dtype, device=self.device),
@@ -73,13 +87,19 @@ class Feed:
     def fill(self, number: int) -> None:
         """Shuffle and augment the images of epoch `number`, and set the learning rate of every step."""
         self.generator.manual_seed(derive_seed(self.recipe.seed, number, "order"))
-        rows = torch.randperm(len(self.train), generator=self.generator, device=self.generator.device)
-        rows = rows[: self.count]
+        rows = self.draw_rows()
         self.epoch.labels.copy_(self.train.labels[rows.to(self.device)])
         self.fill_images(rows)
         steps = len(self.epoch.lrs)
         lrs = [learning_rate(self.recipe, number + k / steps) for k in range(steps)]
         self.epoch.lrs.copy_(torch.tensor(lrs))
+
+    def draw_rows(self) -> Tensor:
+        """(count,) rows of the training set: each image once, or by class with replacement."""
+        if self.weights is None:
+            rows = torch.randperm(len(self.train), generator=self.generator, device=self.generator.device)
+            return rows[: self.count]
+        return torch.multinomial(self.weights, self.count, replacement=True, generator=self.generator)
 
     def fill_images(self, rows: Tensor) -> None:
         images = self.train.images

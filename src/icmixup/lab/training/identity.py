@@ -21,10 +21,13 @@ from torch import nn
 from icmixup.lab.datasets import Dataset
 from icmixup.lab.models import MODELS, build_model
 from icmixup.lab.training.recipe import Recipe
+from icmixup.methods import Method
 
 DIGITS = 12  # of a fingerprint, in hexadecimal
 # Their modules are identified by names and settings; a new version of icmixup is a new identity anyway.
 LIBRARIES = ("torch.", "torchvision.", "timm.", "icmixup.")
+
+LATER_SETTINGS = ("adjust_tau", "defer", "focal_gamma", "margin")
 
 
 class Identity(NamedTuple):
@@ -57,11 +60,22 @@ def identify(recipe: Recipe, data: Dataset, device: str) -> Identity:
     return Identity(
         data=data.fingerprint,
         model=network_fingerprint(recipe, data),
-        method=digest(repr(recipe.method_at(0))),
+        method=digest(method_text(recipe.method_at(0))),
         version=package_version(),
         precision=str(autocast_dtype(recipe, torch.device(device)) or torch.float32).removeprefix("torch."),
         device=device,
     )
+
+
+def method_text(method: Method) -> str:
+    """The settings of a method; later ones only where they are not the default, so that runs of earlier
+    versions keep their identity."""
+    settings = (
+        f"{entry.name}={getattr(method, entry.name)!r}"
+        for entry in dataclasses.fields(method)
+        if entry.name not in LATER_SETTINGS or getattr(method, entry.name) != entry.default
+    )
+    return f"Method({', '.join(settings)})"
 
 
 def autocast_dtype(recipe: Recipe, device: torch.device) -> torch.dtype | None:

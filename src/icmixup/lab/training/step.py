@@ -21,6 +21,7 @@ from icmixup.hidden import hidden_modules
 from icmixup.lab.augment import normaliser
 from icmixup.lab.datasets import Dataset
 from icmixup.lab.models import build_linear, build_model
+from icmixup.lab.training.artifacts import load_artifacts
 from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.optimizer import make_optimizer, weight_groups
 from icmixup.lab.training.recipe import Recipe
@@ -92,7 +93,7 @@ def make_learner(recipe: Recipe, dataset: Dataset, wrap: Callable[[nn.Module], n
     forward = model
     # Manifold Mixup adds and removes hooks in every step; a compiled model would be recompiled each time.
     if recipe.compile and recipe.method_at(0).draw != "manifold" and not dataset.is_features:
-        kind = (recipe.model, dataset.num_classes, images.shape[1], images.shape[-1], device)
+        kind = (recipe.model, dataset.num_classes, images.shape[1], images.shape[-1], recipe.cosine, device)
         shared, forward = compiled_model(*kind, threading.get_ident())
         shared.load_state_dict(model.state_dict())
         model = shared
@@ -113,7 +114,7 @@ def initial_model(recipe: Recipe, dataset: Dataset) -> nn.Module:
     """The network before training; a linear one for a dataset of features."""
     images = dataset.train.images
     if dataset.is_features:
-        return build_linear(dataset.num_classes, images.shape[1])
+        return build_linear(dataset.num_classes, images.shape[1], cosine=recipe.cosine, seed=recipe.seed)
     return build_model(
         recipe.model,
         dataset.num_classes,
@@ -121,18 +122,26 @@ def initial_model(recipe: Recipe, dataset: Dataset) -> nn.Module:
         seed=recipe.seed,
         weights=recipe.weights,
         image_size=images.shape[-1],
+        cosine=recipe.cosine,
     )
 
 
 @functools.cache
 def compiled_model(
-    name: str, num_classes: int, channels: int, image_size: int, device: torch.device, thread: int
+    name: str,
+    num_classes: int,
+    channels: int,
+    image_size: int,
+    cosine: bool,
+    device: torch.device,
+    thread: int,
 ) -> tuple[nn.Module, nn.Module]:
     """A module and its compiled form, created once per thread: later runs load their weights into it.
 
     Threads have their own weights, but share the compiled code.
     """
-    model = build_model(name, num_classes, channels=channels, seed=0, image_size=image_size)
+    load_artifacts()
+    model = build_model(name, num_classes, channels=channels, seed=0, image_size=image_size, cosine=cosine)
     model = to_device(model, device)
     known = torch._inductor.list_options()
     options = {option: value for option, value in COMPILE_OPTIONS.items() if option in known}
