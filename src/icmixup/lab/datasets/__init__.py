@@ -24,6 +24,7 @@ from torch import Tensor
 from icmixup.lab.datasets.cache import cache_folder
 from icmixup.lab.datasets.cifar import LAYOUTS, NO_TWINS, read_cifar, read_no_twins
 from icmixup.lab.datasets.digits import read_digits
+from icmixup.lab.datasets.examples import Examples
 from icmixup.lab.datasets.features import is_features_file, read_features, standardise
 from icmixup.lab.datasets.folder import (
     LARGEST_OWN_SIZE,
@@ -47,6 +48,7 @@ from icmixup.lab.datasets.subsets import (
     hold_out,
     measure_statistics,
     subset_counts,
+    validation_dataset,
 )
 
 __all__ = [
@@ -54,6 +56,7 @@ __all__ = [
     "STATISTICS",
     "DataSpec",
     "Dataset",
+    "Examples",
     "Photos",
     "Preprocessing",
     "Source",
@@ -66,6 +69,7 @@ __all__ = [
     "measure_statistics",
     "read_dataset",
     "subset_counts",
+    "validation_dataset",
 ]
 
 DATASETS = ("digits", *LAYOUTS)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from icmixup.lab.datasets import Dataset, load_dataset
+from icmixup.lab.datasets import Dataset, load_dataset, validation_dataset
 from icmixup.lab.models import preprocessing_of
 from icmixup.lab.training.evaluate import Metrics, evaluate, split_scores
 from icmixup.lab.training.execution import Execution
@@ -120,12 +120,13 @@ def load_recipe_data(recipe: Recipe, data_dir: Path, *, show_progress: bool = Fa
 def training_data(recipe: Recipe, execution: Execution) -> Dataset:
     """What a recipe trains and tests on: images, or the features of a frozen network."""
     data = execution.dataset
+    given = data is not None
     data = load_recipe_data(recipe, execution.data_dir) if data is None else data
     if recipe.train == "head" or data.is_features:
         check_feature_methods((recipe.method,))
     if recipe.train == "head" and not data.is_features:
         data = feature_dataset(recipe, data, execution.out / "features", pick_device(execution.device))
-    return data
+    return validation_dataset(data) if execution.validation and not given else data
 
 
 def lock_run(run: Run) -> AbstractContextManager[None]:
