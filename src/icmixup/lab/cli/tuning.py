@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,13 +61,12 @@ def run_tuning(
         seeds: per method, which are trained afterwards.
     """
     from icmixup.lab.comparison.tuning import tune_methods, write_tuning
-    from icmixup.lab.sweep import find_finished
     from icmixup.lab.sweep.budget import work
     from icmixup.lab.sweep.progress import Display
 
     final = seeds * sum(work(dataclasses.replace(recipe, method=method)) for method in methods)
 
-    def show(trials: Sequence[Trial], left: int) -> Display:
+    def show(trials: Sequence[Trial], finished: Collection[Recipe], left: int) -> Display:
         recipes = [trial.recipe for trial in trials]
         numbers = {trial.recipe: trial.number + 1 for trial in reversed(trials)}
         each = sum(work(one) for one in recipes) / len(recipes)
@@ -75,7 +74,7 @@ def run_tuning(
             recipes,
             stderr_console(),
             work=work,
-            finished=find_finished(recipes, trial_execution(execution)),
+            finished=finished,
             title=lambda one: f"{one.method} trial {numbers[one]} of {number}",
             later=left * each + final,
         )
@@ -90,16 +89,6 @@ def run_tuning(
     for line in describe_choices(recipe, tuning):
         print_note(line)
     return tuning.best
-
-
-def trial_execution(execution: Execution) -> Execution:
-    """Where trials are."""
-    from icmixup.lab.comparison.tuning import TRIALS_FOLDER
-    from icmixup.lab.datasets import validation_dataset
-
-    assert execution.dataset is not None
-    part = validation_dataset(execution.dataset)
-    return dataclasses.replace(execution, out=execution.out / TRIALS_FOLDER, dataset=part, validation=True)
 
 
 def describe_choices(recipe: Recipe, tuning: Tuning) -> list[str]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -70,8 +70,8 @@ class Tuning(NamedTuple):
     validation_images: int
 
 
-# Called with the trials of a round and the number of trials that come after it.
-ShowTrials = Callable[[Sequence[Trial], int], AbstractContextManager[Display | None]]
+# Called with the trials of a round, those of them that are finished, and the number of trials after it.
+ShowTrials = Callable[[Sequence[Trial], Collection[Recipe], int], AbstractContextManager[Display | None]]
 
 
 def tune_methods(
@@ -81,7 +81,7 @@ def tune_methods(
     *,
     execution: Execution,
     show: ShowTrials | None = None,
-    on_round: Callable[[Tuning], None] | None = None,
+    on_round: Callable[[Tuning], object] | None = None,
     fresh: bool = False,
 ) -> Tuning:
     """Run all trials of all methods, or find them finished.
@@ -100,7 +100,7 @@ def tune_methods(
         recipes = [trial.recipe for trial in asked]
         if fresh:
             delete_runs(recipes, tuner.execution)
-        with show(asked, tuner.left()) if show is not None else nullcontext() as display:
+        with tuner.show(asked, show) as display:
             tuner.tell(asked, *run_trials(recipes, tuner.execution, display))
         if on_round is not None:
             on_round(tuner.tuning())
@@ -124,7 +124,9 @@ def count_unfinished(
 
 def check_trials(number: int) -> None:
     if number < 1:
-        raise ValueError(f"--tune must be at least 1, got {number}; leave it out to train without tuning")
+        raise ValueError(
+            f"tune must be at least 1 trial per method, got {number}; leave it out to train without tuning"
+        )
 
 
 def run_trials(
@@ -173,6 +175,13 @@ class Tuner:
         for search in self.searches:
             search.tell([trial for trial in told if trial.method == search.recipe.method])
         self.trials += told
+
+    def show(self, asked: Sequence[Trial], show: ShowTrials | None) -> AbstractContextManager[Display | None]:
+        """The display of a round."""
+        if show is None:
+            return nullcontext()
+        finished = find_finished([trial.recipe for trial in asked], self.execution)
+        return show(asked, finished, self.left())
 
     def left(self) -> int:
         """Trials that have not been asked for."""

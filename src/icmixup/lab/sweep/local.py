@@ -292,7 +292,7 @@ class ProcessPool:
         """Start a new worker, which resumes from the last checkpoint; give up a run that dies twice."""
         code = dead.stop()
         if code == 1 and not dead.started:  # an error, not a signal: it would happen again
-            raise RuntimeError(NOT_STARTED)
+            raise RuntimeError(NOT_STARTED) from None
         self.workers[self.workers.index(dead)] = Worker(dead.execution)
         self.deaths[recipe] += 1
         if self.deaths[recipe] <= RETRIES:
