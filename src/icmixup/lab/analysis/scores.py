@@ -34,7 +34,7 @@ from icmixup.lab.training.evaluate import evaluation_mode
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.recipe import Recipe
-from icmixup.lab.training.run_folder import Row, Run, write_atomically
+from icmixup.lab.training.run_folder import TRIALS_FOLDER, Row, Run, write_atomically
 from icmixup.lab.training.step import to_device
 from icmixup.lab.training.stored import read_run_names
 from icmixup.lab.training.trained import find_run, load_run_weights
@@ -123,14 +123,14 @@ def line_names(recipes: Sequence[Recipe]) -> list[str]:
 
 
 def expand_comparisons(folders: Sequence[Path]) -> list[Path]:
-    """Run folders: those given, and the runs of comparisons; plain files, which runs/* matches, are left
-    out."""
+    """Run folders: those given, and the runs of comparisons; plain files and trials of --tune, which runs/*
+    matches, are left out."""
     found: list[Path] = []
     for folder in folders:
         path = folder / "comparison.json"
         if path.exists():
             found += [folder.parent / name for name in read_run_names(path)]
-        elif not folder.is_file():
+        elif not folder.is_file() and folder.name != TRIALS_FOLDER:
             found.append(folder)
     if not found:
         raise ValueError(f"{folders[0]} is a file; pass folders of finished runs or of comparisons")

@@ -6,6 +6,7 @@ import dataclasses
 import multiprocessing
 import re
 import sys
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,8 +14,10 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from icmixup._checks import check_choice
 from icmixup.lab.comparison.classes import write_class_files
 from icmixup.lab.comparison.compare import (
+    INTERVALS,
     Comparison,
     Tuned,
     check_methods,
@@ -30,7 +33,7 @@ from icmixup.lab.comparison.result import ComparisonResult
 from icmixup.lab.comparison.tuning import Trial, tune_methods, write_tuning
 from icmixup.lab.datasets import Dataset, Examples
 from icmixup.lab.datasets.arrays import Data, Transform, make_dataset
-from icmixup.lab.models import MODELS, build_model, find_builder
+from icmixup.lab.models import MODELS, build_model, find_builder, is_own
 from icmixup.lab.models.own import ModelFactory, OwnModel, check_factory, factory_name
 from icmixup.lab.sweep import check_execution, describe_reuse, find_finished
 from icmixup.lab.sweep.budget import work
@@ -115,6 +118,7 @@ def compare(
             `icmixup compare`: 60 epochs with batches of 64 and a cosine schedule by default.
     """
     check_starting(workers)
+    check_choice("intervals", intervals, INTERVALS)
     data = make_dataset(
         name,
         train,
@@ -190,6 +194,10 @@ class Plan:
                 display=display,
                 intervals=intervals,
                 tuned=tuned,
+            )
+        for failure in comparison.failures:
+            warnings.warn(
+                f"{failure.method} seed {failure.seed} has no result: {failure.reason}", stacklevel=3
             )
         comparison = dataclasses.replace(comparison, overview=self.overview())
         write_comparison(comparison, self.folder)
@@ -338,6 +346,8 @@ def make_recipe(
     check_settings(settings, data)
     chosen = {**(ADAMW if optimizer == "adamw" else {}), **settings}
     chosen = {key: tuple(value) if isinstance(value, list) else value for key, value in chosen.items()}
+    if is_own(model):  # a CUDA graph would repeat what Python code of the network decided once
+        chosen = {"graph": False, **chosen}
     task = {"dataset": name, "model": model, "method": "erm", "optimizer": optimizer}
     recipe = dataclasses.replace(BASE, **task, **chosen)  # type: ignore[arg-type]
     check_sizes(recipe, data)
@@ -377,7 +387,7 @@ def check_inputs(methods: Sequence[str], data: Dataset) -> None:
 def check_network(recipe: Recipe, data: Dataset) -> None:
     """Raise an error if the network does not give one score per class."""
     images = data.train.images
-    if recipe.model not in MODELS or not isinstance(MODELS[recipe.model], OwnModel):
+    if not is_own(recipe.model):
         find_builder(recipe.model)
         if images.dim() != 4:
             raise ValueError(

@@ -30,10 +30,9 @@ from icmixup.lab.sweep.progress import Display
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import check_sizes
 from icmixup.lab.training.recipe import Recipe, derive_seed
-from icmixup.lab.training.run_folder import Row, write_atomically
+from icmixup.lab.training.run_folder import TRIALS_FOLDER, Row, write_atomically
 from icmixup.methods import find_method
 
-TRIALS_FOLDER = "trials"
 TUNING_FILE = "tuning.csv"
 # Values are searched between the recipe's value divided and multiplied by these factors.
 SPANS = {"lr": 10.0, "weight_decay": 10.0, "alpha": 8.0}

@@ -315,6 +315,7 @@ def serve(pipe: Connection, execution: Execution) -> None:
     try:
         execution = unpack_definitions(execution)
     except ValueError as error:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is nothing to save
         pipe.send(error)
         return
     load = remember_data(execution)
