@@ -257,11 +257,12 @@ def parse_compare(args: list[str]) -> tuple[CompareFlags, str]:
 
 # What version 0.1.0 had: users have these in scripts. New flags are added here, none disappears.
 FLAGS = {
-    "compare": """methods seeds baseline budget tune workers engine address recipe out data-dir device
-        trackers fresh debug model seed fraction per-class imbalance data-seed split image-size epochs
-        batch-size drop-last lr schedule lr-drops lr-factor warmup-epochs momentum nesterov weight-decay
-        clip-norm ema padding padding-mode flip rotation trivial alpha mode duplicates negatives temperature label-smoothing kappa
-        tau joint mix-prob mix-off-epoch precision compile graph eval-every""",
+    "compare": """methods seeds baseline budget workers engine address recipe out data-dir device trackers
+    fresh
+        debug model seed fraction per-class imbalance data-seed split image-size epochs batch-size drop-last
+        lr schedule lr-drops lr-factor warmup-epochs momentum nesterov weight-decay clip-norm ema padding
+        padding-mode flip rotation trivial alpha mode duplicates negatives temperature label-smoothing kappa
+        tau joint mix-prob mix-off-epoch precision compile graph eval-every tune""",
     "train": """recipe out data-dir device trackers fresh debug dataset model method seed fraction per-class
         imbalance data-seed split image-size epochs batch-size drop-last lr schedule lr-drops lr-factor
         warmup-epochs momentum nesterov weight-decay clip-norm ema padding padding-mode flip rotation trivial

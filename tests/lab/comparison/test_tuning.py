@@ -244,3 +244,19 @@ def test_the_name_of_a_comparison_depends_on_tuning() -> None:
     given: tuple[Any, ...] = (RECIPE, "quick", METHODS, (0, 1), "mixup", "0" * 12)
     names = {comparison_name(*given), comparison_name(*given, 5), comparison_name(*given, 10)}
     assert len(names) == 3
+
+
+def test_starting_over_deletes_trials_and_tuned_runs_but_no_others(tmp_path: Path) -> None:
+    assert run(tmp_path, "--seeds", "1", "--methods", "mixup", "--name", "untuned") == 0
+    untuned = result_times(tmp_path)
+    assert run(tmp_path, "--seeds", "1", "--methods", "mixup", "--tune", "2") == 0
+    before = result_times(tmp_path)
+    assert run(tmp_path, "--seeds", "1", "--methods", "mixup", "--tune", "2", "--fresh") == 0
+    after = result_times(tmp_path)
+    assert after.keys() == before.keys()
+    trials = {path for path in after if "trials" in path.parts}
+    tuned = {path for path in after if path not in trials and path not in untuned}
+    assert len(trials) == 2
+    assert all(after[path] > before[path] for path in trials | tuned)
+    if tuned:  # otherwise the recipe's own values were chosen, and these are the tuned runs
+        assert untuned.items() <= after.items()

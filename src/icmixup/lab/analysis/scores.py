@@ -133,7 +133,9 @@ def expand_comparisons(folders: Sequence[Path]) -> list[Path]:
         elif not folder.is_file() and folder.name != TRIALS_FOLDER:
             found.append(folder)
     if not found:
-        raise ValueError(f"{folders[0]} is a file; pass folders of finished runs or of comparisons")
+        raise ValueError(
+            f"{folders[0]} is not a run or comparison; pass folders of finished runs or of comparisons"
+        )
     return list(dict.fromkeys(found))
 
 

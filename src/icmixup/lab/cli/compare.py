@@ -141,9 +141,9 @@ def run_compare(flags: CompareFlags, recipe_name: str) -> int:
     named_seeds = ("auto", *seeds) if flags.seeds == "auto" else seeds
     name = comparison_name(recipe, recipe_name, methods, named_seeds, baseline, data.fingerprint, flags.tune)
     folder = comparison_folder(flags.out, name if flags.name is None else flags.name)
-    if flags.where.fresh:
+    if flags.where.fresh and flags.tune is None:
         delete_runs(recipes, execution)
-    finished = find_finished(recipes, execution)
+    finished = {} if trials else find_finished(recipes, execution)  # values are not known before tuning
     overview = make_overview(plan, recipe_name, trials + len(recipes) - len(finished), flags)
     print_overview(overview, folder, describe_reuse(recipes, execution))
     if flags.tune is not None:
@@ -374,6 +374,7 @@ def report(comparison: Comparison, folder: Path, runs: Path, class_counts: Seque
     from icmixup.lab.comparison.table import print_comparison, stdout_console
 
     paths = [*write_comparison(comparison, folder)]
+    paths += [folder / "tuning.csv"] if comparison.tuned else []
     if comparison.rows:
         paths.append(write_png(plot_comparison(comparison), folder / "comparison.png"))
         paths += write_class_files(folder, runs, comparison.rows, comparison.methods, class_counts)
