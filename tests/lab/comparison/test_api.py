@@ -194,11 +194,12 @@ def test_another_meaning_of_the_same_name_is_another_run(tmp_path: Path, changes
     start = {"methods": {"mine": Method(draw="mixup", alpha=0.7)}, "train": (abs(ROWS), LABELS), "seeds": 1}
     if "train" in changes:
         changes["train"] = (abs(changes["train"][0]), changes["train"][1])
-    run(tmp_path, **start)
+    first = run(tmp_path, **start)
     before = finished(tmp_path)
     result = run(tmp_path, **(start | changes))
     new = finished(tmp_path) - before
     assert len(new) == 1
+    assert result.folder != first.folder
     assert {row["folder"] for row in result.comparison.rows} == new
     assert next(iter(new)).startswith("data.Net.mine.s0.")
 

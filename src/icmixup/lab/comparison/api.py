@@ -40,7 +40,7 @@ from icmixup.lab.sweep.budget import work
 from icmixup.lab.sweep.progress import Display
 from icmixup.lab.training.definitions import Definitions, pack_definitions
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.identity import probe_scores
+from icmixup.lab.training.identity import identify, probe_scores
 from icmixup.lab.training.loop import check_sizes
 from icmixup.lab.training.ranks import pick_device
 from icmixup.lab.training.recipe import (
@@ -164,14 +164,12 @@ class Plan:
 
     @property
     def folder(self) -> Path:
+        """Where the files of the comparison are: depends on what names mean, as runs do."""
+        recipes = [dataclasses.replace(self.recipe, method=method) for method in self.methods]
+        identities = [identify(recipe, self.data, "cpu") for recipe in recipes]
+        meaning = " ".join(f"{identity.data} {identity.model} {identity.method}" for identity in identities)
         name = comparison_name(
-            self.recipe,
-            RECIPE_NAME,
-            self.methods,
-            self.seeds,
-            self.baseline,
-            self.data.fingerprint,
-            self.tune,
+            self.recipe, RECIPE_NAME, self.methods, self.seeds, self.baseline, meaning, self.tune
         )
         return comparison_folder(self.execution.out, name)
 
