@@ -8,7 +8,7 @@ INTEGRATIONS ?= $(CACHE)/integrations
 OLDEST ?= $(CACHE)/oldest
 WORKERS ?= 2
 
-.PHONY: demo test check format mutants test-integrations test-integrations-oldest test-floor docs dist clean
+.PHONY: demo test check format mutants test-integrations test-integrations-oldest test-floor docs browse dist clean
 
 demo: $(VENV)/ready  ## compare eight methods on long-tailed digits, three seeds each
 	$(BIN)/icmixup compare digits --per-class 100 --imbalance 0.01 --seeds 3 --out runs/demo \
@@ -46,6 +46,9 @@ test-floor: $(OLDEST)/ready  ## the library's tests with torch 2.6, the lower bo
 docs: $(VENV)/ready  ## the documentation site in build/site: warnings are errors, the tutorial runs, links are checked
 	$(BIN)/python -m sphinx -W --keep-going -E -q docs build/site
 	$(BIN)/python tools/check_site.py build/site
+
+browse: docs  ## open the built site in headless Chromium, with a picture of each page in build/screenshots
+	$(BIN)/python tools/browse_site.py build/site --screenshots build/screenshots
 
 dist: $(VENV)/ready  ## wheel and sdist in dist/, checked, and the wheel tried in an environment with torch alone
 	rm -rf dist build/clean

@@ -4,9 +4,11 @@
     python tools/sample_mutants.py --number 20 --seed 1 --only lab/sweep
     python tools/sample_mutants.py --json results/mutants_sample.json
 
-mutate.py has chosen mutants of the library; this draws them from every module. A mutant is judged by tests
-that mirror its module: tests/lab/x/test_y.py for lab/x/y.py, and all tests of the package where there is no
-such file. The working tree is never touched.
+mutate.py has chosen mutants of the library; this draws them from every module. A mutant is judged by the
+tests that mirror its module (tests/lab/x/test_y.py for lab/x/y.py), then by those of its package, then by the
+whole suite with --whole. Tests must pass without a mutation first: one that fails anyway would kill every
+mutant.
+The working tree is never touched.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,47 +112,73 @@ def inside_annotation_or_docstring(mutant: Mutant, text: bytes) -> bool:
     return line.startswith(("def ", "Bytes =", "Row =")) or "->" in line or "|" in mutant.old
 
 
-def tests_for(module: str) -> list[str]:
-    """The tests that mirror a module."""
+def tests_for(module: str, whole: bool) -> list[tuple[str, ...]]:
+    """The tests of a module, nearest first: those that mirror it, those of its package, all."""
     path = Path(module)
     mirror = Path("tests", *path.parts[:-1], f"test_{path.stem.lstrip('_')}.py")
-    if (ROOT / mirror).exists():
-        return [str(mirror)]
     folder = Path("tests", *path.parts[:-1])
+    stages: list[tuple[str, ...]] = [(str(mirror),)] if (ROOT / mirror).exists() else []
     if len(path.parts) > 1 and (ROOT / folder).is_dir():
-        return [str(folder)]
-    return sorted(str(file.relative_to(ROOT)) for file in (ROOT / "tests").glob("test_*.py"))
+        stages.append((str(folder),))
+    elif len(path.parts) == 1:
+        stages.append(
+            tuple(sorted(str(file.relative_to(ROOT)) for file in (ROOT / "tests").glob("test_*.py")))
+        )
+    if whole or not stages:
+        stages.append(("tests", "--ignore", "tests/integrations"))
+    return stages
 
 
-def judge(mutant: Mutant) -> str:
+def judge(mutant: Mutant, whole: bool) -> str:
     """killed, survived, or timeout (which counts as killed)."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for part in ("src", "tests", "tools", "docs", "results"):
-            shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
-        for file in ("pyproject.toml", "README.md", "Makefile"):
-            shutil.copy(ROOT / file, folder)
+    with copied_tree() as folder:
         path = folder / SOURCE / mutant.module
         content = path.read_bytes()
         path.write_bytes(content[: mutant.start] + mutant.new.encode() + content[mutant.end :])
-        environment = {**os.environ, "PYTHONPATH": str(folder / "src"), "OMP_NUM_THREADS": "1"}
-        words = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            *tests_for(mutant.module),
-        ]
-        try:
-            done = subprocess.run(
-                words, cwd=folder, env=environment, capture_output=True, timeout=SECONDS, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return "timeout"
-        return "survived" if done.returncode == 0 else "killed"
+        fates = (run_tests(folder, tests) for tests in tests_for(mutant.module, whole))
+        return next((fate for fate in fates if fate != "survived"), "survived")
+
+
+@contextmanager
+def copied_tree() -> Iterator[Path]:
+    """A temporary checkout of the last commit, with what has changed since."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name, "icmixup")
+        subprocess.run(["git", "clone", "-q", "--shared", str(ROOT), str(folder)], check=True)
+        listed = subprocess.run(
+            ["git", "ls-files", "-m", "-o", "--exclude-standard"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        for file in listed.stdout.splitlines():
+            if (ROOT / file).exists():
+                (folder / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / file, folder / file)
+        yield folder
+
+
+def run_tests(folder: Path, tests: tuple[str, ...]) -> str:
+    words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    environment = {**os.environ, "PYTHONPATH": str(folder / "src"), "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            words, cwd=folder, env=environment, capture_output=True, timeout=SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return "timeout"
+    return "survived" if done.returncode == 0 else "killed"
+
+
+def check_unmutated(mutants: list[Mutant], whole: bool, jobs: int) -> None:
+    """Raise an error unless all tests that will judge pass as the code is."""
+    sets = sorted({tests for mutant in mutants for tests in tests_for(mutant.module, whole)})
+    with copied_tree() as folder, ThreadPoolExecutor(jobs) as pool:
+        fates = dict(zip(sets, pool.map(lambda tests: run_tests(folder, tests), sets), strict=True))
+    failing = [" ".join(tests) for tests, fate in fates.items() if fate != "survived"]
+    if failing:
+        raise SystemExit(f"these tests fail without any mutation: {'; '.join(failing)}")
 
 
 def draw(number: int, seed: int, only: str) -> list[Mutant]:
@@ -170,27 +200,33 @@ def main() -> int:
     parser.add_argument("--only", default="", help="modules whose path contains this")
     parser.add_argument("--minutes", type=float, default=1e9, help="stop after this time")
     parser.add_argument("--json", type=Path, help="write the result there too")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants judged concurrently")
+    parser.add_argument("--whole", action="store_true", help="let the whole suite judge what survives")
     args = parser.parse_args()
-    result = run(args.number, args.seed, args.only, args.minutes)
+    result = run(args)
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
     print(f"{result['killed']} of {result['judged']} mutants killed")
     return int(result["killed"] < 0.95 * result["judged"])
 
 
-def run(number: int, seed: int, only: str, minutes: float) -> dict[str, Any]:
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    limit = time.monotonic() + 60 * args.minutes
+    mutants = draw(args.number, args.seed, args.only)
+    check_unmutated(mutants, args.whole, args.jobs)
 
-    limit = time.monotonic() + 60 * minutes
-    judged: list[dict[str, Any]] = []
-    for mutant in draw(number, seed, only):
+    def judge_in_time(mutant: Mutant) -> dict[str, Any] | None:
         if time.monotonic() > limit:
-            break
-        fate = judge(mutant)
-        judged.append({"fate": fate, **mutant._asdict()})
+            return None
+        fate = judge(mutant, args.whole)
         print(f"{fate:9} {mutant.module}:{mutant.line}  {mutant.old}  ->  {mutant.new}", flush=True)
+        return {"fate": fate, **mutant._asdict()}
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        judged = [each for each in pool.map(judge_in_time, mutants) if each is not None]
     killed = sum(each["fate"] != "survived" for each in judged)
     survivors = [each for each in judged if each["fate"] == "survived"]
-    return {"seed": seed, "judged": len(judged), "killed": killed, "survivors": survivors}
+    return {"seed": args.seed, "judged": len(judged), "killed": killed, "survivors": survivors}
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import hashlib
 import json
 import os
 import random
@@ -25,10 +26,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from PIL import Image
 
 ROOT = Path(__file__).parents[1]
+PHOTOS = 1_600
 PER_ROUND = 4  # kills before a command may end
 TRAIN = "--recipe quick --dataset digits --method ic-mixup --per-class 20 --epochs 30 --batch-size 20"
 COMPARE = "digits --recipe quick --methods erm mixup --seeds 1 --per-class 20 --epochs 15 --batch-size 20"
@@ -36,7 +37,7 @@ COMMANDS = {
     "train": f"train {TRAIN} --device cpu --out runs",
     "compare": f"compare {COMPARE} --device cpu --workers 2 --out runs",
     "paper": "paper --write --results results/runs.csv",
-    "cache": "data check images",  # reads a folder of images, and writes what the reader keeps of them
+    "cache": "data check images --data-dir data",  # more photos than stay in memory: into the cache
     "report": "analyse runs/* --out analysis --device cpu",
 }
 CHANGING = ("minutes", "images_per_second", "date", "commit", "seconds", "predictions")
@@ -90,25 +91,27 @@ def kill_within(command: str, folder: Path, seconds: float) -> bool:
         return True
 
 
-def prepare(name: str, folder: Path, runs: Path | None) -> None:
-    """The files that a command needs before it starts."""
+def prepare(name: str, folder: Path, root: Path) -> None:
+    """The files that a command needs before it starts; `root` has those of the uninterrupted commands."""
     folder.mkdir(parents=True)
+    images, runs = root / "reference-cache" / "images", root / "reference-compare" / "runs"
     if name == "paper":
         (folder / "results").mkdir()
         shutil.copy(ROOT / "results" / "runs.csv", folder / "results")
-    if name == "cache":
+    if name == "cache" and images.exists():
+        shutil.copytree(images, folder / "images", copy_function=os.link)
+    elif name == "cache":
         make_images(folder / "images")
-    if name == "report" and runs is not None:
+    if name == "report":
         shutil.copytree(runs, folder / "runs")
 
 
 def make_images(folder: Path) -> None:
-    rng = np.random.default_rng(0)
-    for label in ("a", "b"):
-        (folder / label).mkdir(parents=True)
-        for number in range(150):
-            pixels = rng.integers(0, 256, (48, 48, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / label / f"{number}.png")
+    """Photos of one colour each, three times as wide as high: small files that take much space decoded."""
+    for number in range(PHOTOS):
+        path = folder / ("even", "odd")[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (360, 120), (number % 256, number // 256, 0)).save(path)
 
 
 def results_of(folder: Path) -> dict[str, Any]:
@@ -123,6 +126,8 @@ def results_of(folder: Path) -> dict[str, Any]:
     for path in sorted(folder.rglob("analysis.csv")):
         with path.open(newline="") as file:
             found[path.name] = [dict(row) for row in csv.DictReader(file)]
+    for path in sorted(folder.glob("data/cache/*/*")):
+        found[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
     for path in sorted(folder.rglob("README.md")):
         found[str(path.relative_to(folder))] = path.read_text()
     return found
@@ -144,7 +149,7 @@ def storm(kills: int, seed: int, minutes: float) -> dict[str, Any]:
             for command, text in COMMANDS.items():
                 if spent < kills and time.monotonic() < limit:
                     folder = root / f"round-{len(rounds)}"
-                    prepare(command, folder, root / "reference-compare" / "runs")
+                    prepare(command, folder, root)
                     wanted = min(PER_ROUND, kills - spent)
                     done = one_round(command, text, folder, wanted, seconds[command], rng)
                     done["identical"] = results_of(folder) == expected[command]
@@ -161,7 +166,7 @@ def run_references(root: Path) -> tuple[dict[str, Any], dict[str, float]]:
     expected, seconds = {}, {}
     for name, text in COMMANDS.items():
         folder = root / f"reference-{name}"
-        prepare(name, folder, root / "reference-compare" / "runs")
+        prepare(name, folder, root)
         seconds[name] = finish(text, folder)
         expected[name] = results_of(folder)
     return expected, seconds

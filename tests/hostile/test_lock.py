@@ -199,3 +199,26 @@ def test_a_signal_to_the_group_ends_a_comparison_quietly_with_checkpoints(
     assert errors.splitlines()[-1] == "icmixup: interrupted; run the same command again to resume"
     assert len(list(tmp_path.glob("runs/*/checkpoint.pt"))) == int(workers)
     assert not list(tmp_path.glob("runs/*/*.part"))
+
+
+FIRST_WORKER = """
+import sys
+from pathlib import Path
+from icmixup.lab.sweep.local import Worker
+from icmixup.lab.training.execution import Execution
+if __name__ == "__main__":
+    worker = Worker(Execution(out=Path(sys.argv[1]), data_dir=Path(sys.argv[1])))
+    lines = Path(f"/proc/{worker.process.pid}/status").read_text().splitlines()
+    print(next(line.split()[1] for line in lines if line.startswith("SigBlk")))
+    worker.process.kill()
+    worker.stop()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the signal mask from /proc")
+def test_the_first_worker_of_a_process_never_sees_ctrl_c(tmp_path: Path) -> None:
+    script = tmp_path / "first.py"  # in a new process: multiprocessing starts its resource tracker once
+    script.write_text(FIRST_WORKER)
+    words = [sys.executable, str(script), str(tmp_path)]
+    mask = int(subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=True).stdout, 16)
+    assert all(mask >> (number - 1) & 1 for number in (signal.SIGINT, signal.SIGHUP))

@@ -56,3 +56,13 @@ def test_the_table_marks_the_best_group_and_the_footnote_says_what_intervals_cov
         stored = json.loads((tmp_path / kind / "comparison.json").read_text())
         assert any(method["in_best_group"] for method in stored["methods"].values())
         assert bool(stored["seeds_only"]) == (kind == "seeds")
+
+
+def test_lost_runs_are_named_and_the_exit_code_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Scores over 1e-38 overflow, and only the Infinite Class loss divides by the temperature.
+    args = ["--per-class", "20", "--epochs", "1", "--workers", "1", "--methods", "mixup", "ic-mixup"]
+    args += ["--seeds", "1", "--temperature", "1e-38", "--out", str(tmp_path)]
+    assert main(["compare", "digits", *args]) == 1
+    assert "icmixup: ic-mixup seed 0 has no result: the loss became" in capsys.readouterr().err

@@ -170,6 +170,24 @@ def test_missing_runs_are_trained_and_appended_as_they_finish(
     assert "finished before" in said
 
 
+def test_a_lost_run_is_named_and_the_others_are_appended(tmp_path: Path) -> None:
+    # Scores over 1e-38 overflow, and only the Infinite Class loss divides by the temperature.
+    overflowing = replace(TINY, base=replace(QUICKER, temperature=1e-38))
+    path = tmp_path / "runs.csv"
+    flags = PaperFlags(
+        run_missing=True,
+        seeds=1,
+        results=path,
+        out=tmp_path / "runs",
+        data_dir=tmp_path,
+        device="cpu",
+        workers=1,
+    )
+    lost = run_missing([overflowing], flags, read_rows(path))
+    assert [text.partition(":")[0] for text in lost] == ["digits-4each.small-cnn.ic-mixup.s0 has no result"]
+    assert [row.recipe.method for row in read_rows(path).rows] == ["erm"]
+
+
 def test_the_remaining_time_follows_the_remaining_work(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("icmixup.lab.sweep.progress.time.monotonic", lambda: clock[0])

@@ -10,8 +10,10 @@ import pytest
 
 from icmixup import METHODS
 from icmixup.lab.training.recipe import (
+    CHOICES,
     FINETUNE,
     FIRST_FIELDS,
+    RANGES,
     RECIPES,
     Recipe,
     learning_rate,
@@ -254,3 +256,13 @@ def test_finetune_trains_twenty_epochs_or_a_thousand_steps(images: int, epochs: 
 def test_a_wrong_value_of_fine_tuning_is_named(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Recipe(**fields)
+
+
+def test_every_field_declares_what_it_may_be() -> None:
+    declared = {*RANGES, *CHOICES}
+    for field in dataclasses.fields(Recipe):
+        kinds = str(field.type).replace("None", "").replace("|", " ").split()
+        if "int" in kinds or "float" in kinds:
+            assert field.name in RANGES, f"{field.name} is a number without a range"
+        elif kinds not in (["bool"], ["str"]) and not kinds[0].startswith("tuple"):
+            assert field.name in declared, f"{field.name} ({field.type}) has no list of allowed values"

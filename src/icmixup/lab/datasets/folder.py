@@ -107,7 +107,9 @@ def has_images(folder: Path) -> bool:
 
 
 def is_image(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+    """Whether a path is to be read as an image; a broken link is, so that it is reported as unreadable."""
+    named = path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+    return named and (path.is_file() or (path.is_symlink() and not path.exists()))
 
 
 def name_from(split: Split, root: Path) -> Split:

@@ -22,6 +22,7 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from queue import SimpleQueue
@@ -212,6 +213,8 @@ class Worker:
         context = multiprocessing.get_context("spawn")
         self.pipe, far_end = context.Pipe()
         self.process = context.Process(target=serve, args=(far_end, execution), daemon=True)
+        # It starts a process of its own and unblocks SIGINT afterwards: so before, not within, the block.
+        resource_tracker.ensure_running()
         with blocked_signals():
             self.process.start()
         far_end.close()  # so that the pipe ends when the process does
