@@ -41,7 +41,7 @@ test-integrations-oldest: $(OLDEST)/ready  ## against the oldest versions that w
 
 test-floor: $(OLDEST)/ready  ## the library's tests with torch 2.6, the lower bound that we declare
 	PYTHONPATH=src OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest tests --ignore tests/lab --ignore tests/docs \
-	    --ignore tests/tools --ignore tests/integrations
+	    --ignore tests/tools --ignore tests/hostile --ignore tests/integrations
 
 docs: $(VENV)/ready  ## the documentation site in build/site: warnings are errors, the tutorial runs, links are checked
 	$(BIN)/python -m sphinx -W --keep-going -E -q docs build/site

@@ -272,6 +272,7 @@ FLAGS = {
         out data-dir debug""",
     "predict": "to device debug",
     "export": "to debug",
+    "evaluate": "corruptions strengths ood baseline json csv data-dir device fresh debug",
     "analyse": "out data-dir image-seed device debug",
     "data": "data-dir debug",
 }

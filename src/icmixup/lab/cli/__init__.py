@@ -1,4 +1,6 @@
-"""icmixup compare | train | predict | export | paper | analyse | data: arguments in, exit code out.
+"""The icmixup command: compare, train, predict, export, evaluate, paper, analyse, data.
+
+Arguments in, exit code out.
 
 The flags of all commands are parsed without torch, so that --help and a mistyped flag are answered at once;
 each command imports what it needs.
@@ -27,6 +29,7 @@ seeds and reports, with confidence intervals, which one helps.
   icmixup train path/to/images         one run
   icmixup predict RUN_FOLDER IMAGES    classes of new images, with probabilities
   icmixup export RUN_FOLDER            the weights of a run as safetensors
+  icmixup evaluate RUN_FOLDER          trained runs on corrupted images, and on images of other classes
   icmixup paper                        the paper's tables and figures, our results beside them
   icmixup analyse RUN_FOLDER           scores of mixed images, as in the paper's last figure
   icmixup data list                    datasets, and where they are
@@ -34,7 +37,7 @@ seeds and reports, with confidence intervals, which one helps.
   icmixup data check cifar100          validate a dataset
 
 `icmixup compare --help` and `icmixup train --help` explain every flag."""
-COMMANDS = ("compare", "train", "predict", "export", "paper", "analyse", "data")
+COMMANDS = ("compare", "train", "predict", "export", "evaluate", "paper", "analyse", "data")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,7 +111,7 @@ def run_command(args: Sequence[str]) -> int:
         similar = get_close_matches(args[0], COMMANDS, n=1)
         hint = f"did you mean {similar[0]}? " if similar else ""
         raise ValueError(f"unknown command {args[0]!r}; {hint}the commands are {', '.join(COMMANDS)}")
-    from icmixup.lab.cli import analyse, compare, data, export, paper, predict, train
+    from icmixup.lab.cli import analyse, compare, data, evaluate, export, paper, predict, train
     from icmixup.lab.cli.pretrained import recipe_for
     from icmixup.lab.cli.shared import default_recipe, requested_recipe
 
@@ -128,6 +131,8 @@ def run_command(args: Sequence[str]) -> int:
         return predict.run_predict(flags)
     if isinstance(flags, export.ExportFlags):
         return export.run_export(flags)
+    if isinstance(flags, evaluate.EvaluateFlags):
+        return evaluate.run_evaluate(flags)
     return analyse.run_analyse(flags) if isinstance(flags, analyse.AnalyseFlags) else data.run_data(flags)
 
 
@@ -136,7 +141,7 @@ def parse(args: Sequence[str], recipe: str) -> Any:
     import tyro
     from tyro import conf
 
-    from icmixup.lab.cli import analyse, compare, data, export, paper, predict, train
+    from icmixup.lab.cli import analyse, compare, data, evaluate, export, paper, predict, train
     from icmixup.lab.cli.pretrained import start_recipe
 
     def command(kind: type, module: Any, default: Any = None) -> Any:
@@ -150,6 +155,7 @@ def parse(args: Sequence[str], recipe: str) -> Any:
         | command(train.TrainFlags, train, train.train_defaults(start_recipe(recipe, args)))
         | command(predict.PredictFlags, predict)
         | command(export.ExportFlags, export)
+        | command(evaluate.EvaluateFlags, evaluate)
         | command(paper.PaperFlags, paper)
         | command(analyse.AnalyseFlags, analyse)
         | command(data.DataFlags, data)

@@ -51,6 +51,16 @@ def evaluate(scores: Tensor, labels: Tensor, class_counts: Tensor) -> Metrics:
     scores, labels, class_counts = scores.detach().cpu(), labels.cpu(), class_counts.cpu()
     check_evaluable(scores, labels, class_counts)
     scaled, temperature = cross_fit_temperature(scores, labels)
+    return {
+        **unscaled_metrics(scores, labels, class_counts),
+        "nll_scaled": negative_log_likelihood(scaled, labels),
+        "calibration_error_scaled": calibration_error(scaled, labels),
+        "fitted_temperature": temperature,
+    }
+
+
+def unscaled_metrics(scores: Tensor, labels: Tensor, class_counts: Tensor) -> Metrics:
+    """The metrics of `evaluate` that need no temperature."""
     per_class = class_accuracies(scores, labels)
     return {
         "accuracy": 100 * (scores.argmax(dim=1) == labels).double().mean().item(),
@@ -62,9 +72,6 @@ def evaluate(scores: Tensor, labels: Tensor, class_counts: Tensor) -> Metrics:
         "brier_score": brier_score(scores, labels),
         "risk_coverage_area": risk_coverage_area(scores, labels),
         "coverage_at_5_risk": coverage_at_risk(scores, labels, 0.05),
-        "nll_scaled": negative_log_likelihood(scaled, labels),
-        "calibration_error_scaled": calibration_error(scaled, labels),
-        "fitted_temperature": temperature,
     }
 
 
