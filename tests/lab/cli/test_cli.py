@@ -264,7 +264,7 @@ FLAGS = {
         image-size epochs batch-size drop-last lr schedule lr-drops lr-factor warmup-epochs momentum
         nesterov weight-decay clip-norm ema padding padding-mode flip rotation trivial alpha mode
         duplicates negatives temperature label-smoothing kappa tau joint mix-prob mix-off-epoch
-        precision compile graph eval-every""",
+        precision compile graph eval-every tune""",
     "train": """recipe out data-dir device trackers fresh debug dataset model method seed fraction per-class
         imbalance data-seed split image-size epochs batch-size drop-last lr schedule lr-drops lr-factor
         warmup-epochs momentum nesterov weight-decay clip-norm ema padding padding-mode flip rotation trivial

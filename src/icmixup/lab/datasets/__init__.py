@@ -24,6 +24,7 @@ from torch import Tensor
 from icmixup.lab.datasets.cache import cache_folder
 from icmixup.lab.datasets.cifar import LAYOUTS, NO_TWINS, read_cifar, read_no_twins
 from icmixup.lab.datasets.digits import read_digits
+from icmixup.lab.datasets.examples import Examples
 from icmixup.lab.datasets.features import is_features_file, read_features, standardise
 from icmixup.lab.datasets.folder import (
     LARGEST_OWN_SIZE,
@@ -50,6 +51,7 @@ from icmixup.lab.datasets.subsets import (
     keep_out,
     measure_statistics,
     subset_counts,
+    validation_dataset,
 )
 
 __all__ = [
@@ -57,6 +59,7 @@ __all__ = [
     "STATISTICS",
     "DataSpec",
     "Dataset",
+    "Examples",
     "Photos",
     "Preprocessing",
     "Source",
@@ -72,6 +75,7 @@ __all__ = [
     "read_dataset",
     "subset_counts",
     "take_fold",
+    "validation_dataset",
 ]
 
 DATASETS = ("digits", *LAYOUTS)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from icmixup.lab.datasets import Dataset, load_dataset, take_fold
+from icmixup.lab.datasets import Dataset, load_dataset, take_fold, validation_dataset
 from icmixup.lab.models import preprocessing_of
 from icmixup.lab.training.artifacts import save_artifacts
 from icmixup.lab.training.evaluate import Metrics, evaluate, split_scores
@@ -126,12 +126,15 @@ def load_recipe_data(recipe: Recipe, data_dir: Path, *, show_progress: bool = Fa
 def training_data(recipe: Recipe, execution: Execution) -> Dataset:
     """What a recipe trains and tests on: images, or the features of a frozen network."""
     data = execution.dataset
+    given = data is not None
     data = load_recipe_data(recipe, execution.data_dir) if data is None else data
     if recipe.train == "head" or data.is_features:
         check_feature_methods((recipe.method,))
     if recipe.train == "head" and not data.is_features:
         data = feature_dataset(recipe, data, execution.out / "features", pick_device(execution.device))
-    if execution.dataset is None:
+    if execution.validation and not given:
+        data = validation_dataset(data)
+    if not given:
         check_fingerprint(recipe, data, execution.fingerprint)
     return data if recipe.fold is None else take_fold(data, recipe.data)
 
