@@ -30,8 +30,8 @@ def check_tune(number: int | None, budget: str | None, folds: int | None, ranks:
         )
     if folds is not None:
         raise ValueError(
-            f"--tune {number} and --folds {folds} cannot be combined: every fold has other training images, and "
-            "would need trials of its own; tune on a training and a test set, then pass the values with --folds"
+            f"--tune {number} and --folds {folds} cannot be combined: every fold would need trials of its own; "
+            "tune on a training and a test set, then pass the values with --folds"
         )
     if ranks > 1:
         raise ValueError("--tune is not available under torchrun; start icmixup without it")
