@@ -30,7 +30,7 @@ def check_tune(number: int | None, budget: str | None, folds: int | None, ranks:
         )
     if folds is not None:
         raise ValueError(
-            f"--tune {number} and --folds {folds} cannot be combined: every fold would need trials of its own; "
+            f"--tune {number} and --folds {folds} cannot be combined: every fold needs trials of its own; "
             "tune on a training and a test set, then pass the values with --folds"
         )
     if ranks > 1:
