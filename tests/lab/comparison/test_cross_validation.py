@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from icmixup.lab.analysis.shifted import evaluate_runs, find_runs, make_plan
 from icmixup.lab.cli import main
 from icmixup.lab.comparison.compare import comparison_recipes, read_comparison
 from icmixup.lab.comparison.folds import pool_predictions
 from icmixup.lab.comparison.statistics import describe_sample
 from icmixup.lab.comparison.variance import crossed_sample
+from icmixup.lab.sweep.local import data_recipe
 from icmixup.lab.training.predictions import Predictions, read_predictions
 from icmixup.lab.training.recipe import QUICK, Recipe
 
@@ -118,6 +120,21 @@ def test_a_seed_has_its_own_folds_and_methods_share_them() -> None:
         for method in ("erm", "mixup")
     }
     assert specs[0, "erm"] == specs[0, "mixup"] != specs[1, "erm"]
+
+
+def test_runs_share_their_data_only_if_they_share_the_fold_and_its_seed() -> None:
+    recipes = comparison_recipes(RECIPE, ("erm", "mixup"), (0, 1))
+    assert len({data_recipe(recipe) for recipe in recipes}) == 6
+    assert data_recipe(recipes[0]) == data_recipe(recipes[1])
+    plain = dataclasses.replace(RECIPE, folds=None)
+    assert data_recipe(plain) == data_recipe(dataclasses.replace(plain, seed=1, method="mixup"))
+
+
+def test_folds_cannot_be_evaluated_as_if_they_had_one_test_set(folder: Path) -> None:
+    runs = find_runs([folder / "runs/three"])
+    assert len(runs) == 12
+    with pytest.raises(ValueError, match="tested on 6 different sets of images"):
+        evaluate_runs(runs, make_plan(["fog"], [1]), data_dir=folder, device=torch.device("cpu"))
 
 
 def test_a_recipe_without_folds_keeps_its_key() -> None:

@@ -123,22 +123,25 @@ def remember_data(execution: Execution) -> LoadData:
     fold = functools.lru_cache(maxsize=1)(take_fold)
 
     def find(recipe: Recipe) -> Dataset:
-        data = load(data_recipe(recipe)) if execution.dataset is None else execution.dataset
+        whole = replace(data_recipe(recipe), fold=None, seed=0)  # folds share their images
+        data = load(whole) if execution.dataset is None else execution.dataset
         return data if recipe.fold is None else fold(data, recipe.data)
 
     return find
 
 
 def data_recipe(recipe: Recipe) -> Recipe:
-    """The part of a recipe that its data depends on; equal for runs that share their images.
+    """The part of a recipe that its data depends on; equal for runs that share their data.
 
-    Runs on different folds share them: fold and seed are left out.
+    That is the seed too if there are folds, since every seed has its own.
     """
     kinds: tuple[type, ...] = (Subset, Transfer, Fingerprints) if recipe.weights is not None else (Subset,)
     names = [entry.name for kind in kinds for entry in dataclasses.fields(kind)]
     names += ["model"] if recipe.weights is not None else []
     kept = {name: getattr(recipe, name) for name in names}
-    return Recipe(dataset=recipe.dataset, method="erm", folds=recipe.folds, **kept)
+    if recipe.folds is not None:
+        kept |= {"folds": recipe.folds, "fold": recipe.fold, "seed": recipe.seed}
+    return Recipe(dataset=recipe.dataset, method="erm", **kept)
 
 
 def run_sequentially(recipes: Sequence[Recipe], execution: Execution, collector: Collector) -> None:
