@@ -131,6 +131,41 @@ def test_few_digits_are_computed_from_their_rows() -> None:
     assert f"`ic-mixup` is {against_mixup['ic-mixup']} relative to `mixup`" in flat(FINDINGS)
 
 
+def test_tuning_is_computed_from_its_rows() -> None:
+    untuned, tuned = (
+        {one.method: one for one in standings(f"digits_{name}.csv", "mixup")} for name in ("untuned", "tuned")
+    )
+    with (ROOT / "results" / "digits_trials.csv").open() as file:
+        trials = list(csv.DictReader(file))
+    chosen = {
+        trial["method"]: ", ".join(trial[name] for name in ("lr", "weight_decay", "alpha") if trial[name])
+        for trial in trials
+        if trial["chosen"] == "True"
+    }
+
+    def line(method: str) -> list[str]:
+        before, after = untuned[method], tuned[method]
+        gain = paired_difference(after.accuracies, before.accuracies)
+        return [
+            method,
+            *(f"{one.mean:.1f} ± {one.std:.1f}" for one in (before, after)),
+            str(gain),
+            chosen[method],
+        ]
+
+    assert table_under("untuned, 10 seeds") == [line(method) for method in untuned]
+    assert {len(one.accuracies) for one in (*untuned.values(), *tuned.values())} == {10}
+    assert len(trials) == 10 * len(untuned)
+    scores = {
+        (trial["method"], trial["lr"]): f"{float(trial['mean_class_accuracy']):.1f} %" for trial in trials
+    }
+    text = flat(FINDINGS)
+    assert (
+        f"was {scores['ic-mixup', '0.0376']} with the chosen values and {scores['ic-mixup', '0.05']}" in text
+    )
+    assert f"`erm` {scores['erm', '0.00781']}, against {scores['erm', '0.05']} with the recipe's" in text
+
+
 def test_cutmix_is_computed_from_its_rows() -> None:
     text = flat(FINDINGS)
     found = {one.method: one for one in standings("cifar10_lt_cutmix.csv", "balanced-mixup-cutmix")}

@@ -268,6 +268,7 @@ OTHER = {
     "data_seed": 1,
     "split": 0,
     "image_size": 64,
+    "folds": 5,
     "epochs": 100,
     "batch_size": 64,
     "drop_last": True,
@@ -322,7 +323,7 @@ OTHER = {
 
 
 def test_every_other_field_changes_the_experiment() -> None:
-    ignored = {"seed", "compile", "graph", "eval_every", "precision"}
+    ignored = {"seed", "compile", "graph", "eval_every", "precision", "fold"}  # a fold needs folds
     assert set(OTHER) == {entry.name for entry in fields(Recipe)} - ignored
     for name, value in OTHER.items():
         # Settings without effect do not count: the first uses adjust_tau, the second kappa and tau.
@@ -347,16 +348,33 @@ def test_the_committed_page_matches_the_committed_rows() -> None:
     assert page.read_text() == results_page(results), "run `icmixup paper --write`"
 
 
-def test_a_file_without_the_added_columns_can_still_be_read_and_appended_to(tmp_path: Path) -> None:
+def test_a_file_without_the_added_columns_can_be_read_but_takes_no_row_that_needs_them(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "runs.csv"
     old = [name for name in COLUMNS if name not in ADDED]
     path.write_text(",".join(old) + "\n")
-    row = dict.fromkeys((*METRICS, *PROVENANCE), 1.0) | {"fingerprint": "0123456789ab", "brier_score": 0.5}
+    plain = dict.fromkeys((*METRICS, *PROVENANCE), 1.0)
+    row = plain | {"fingerprint": "0123456789ab", "brier_score": 0.5}
     recipe = Recipe()
-    append_rows(path, [(recipe, row)])
+    append_rows(path, [(recipe, plain)])
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"has no column for brier_score, fingerprint.*--results"):
+        append_rows(path, [(recipe, row)])
+    with pytest.raises(ValueError, match=r"has no column for brier_score"):
+        check_file(path, [recipe])
+    assert path.read_bytes() == before
     (result,) = read_rows(path).rows
     assert result.numbers["fingerprint"] is None
     fresh = tmp_path / "fresh.csv"
     append_rows(fresh, [(recipe, row)])
     (result,) = read_rows(fresh).rows
     assert (result.numbers["fingerprint"], result.numbers["brier_score"]) == ("0123456789ab", 0.5)
+
+
+def test_a_value_that_no_results_file_has_a_column_for_is_an_error(tmp_path: Path) -> None:
+    recipe, row = made_run(TENTH, 30.0)
+    kept = row | {"key": recipe.key, "folder": "f", "class_accuracies": [1.0]}
+    append_rows(tmp_path / "kept.csv", [(recipe, kept)])
+    with pytest.raises(ValueError, match="no column for flavour"):
+        append_rows(tmp_path / "runs.csv", [(recipe, row | {"flavour": 1.0})])

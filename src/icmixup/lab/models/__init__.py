@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from icmixup._install import install_hint
 from icmixup.lab.datasets.preprocessing import Preprocessing
+from icmixup.lab.models.own import OwnModel
 from icmixup.lab.models.small import (
     CosineLinear,
     basic_block,
@@ -57,6 +58,7 @@ __all__ = [
     "build_linear",
     "build_model",
     "classifier_of",
+    "is_own",
     "preprocessing_of",
     "replace_classifier",
     "start_note",
@@ -208,6 +210,11 @@ def classifier_of(model: nn.Module, name: str) -> nn.Linear:
             "all, or another --model"
         )
     return heads[0]
+
+
+def is_own(name: str) -> bool:
+    """Whether a network is built by a function of the user."""
+    return isinstance(MODELS.get(name), OwnModel)
 
 
 def uses_attention(name: str) -> bool:

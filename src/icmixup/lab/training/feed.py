@@ -1,7 +1,8 @@
 """The training images of each epoch: shuffled, augmented, at fixed addresses for captured steps.
 
 Small images are augmented once per epoch, all at once: `Feed`. Photos are augmented batch by batch, just
-before the step that uses them: `PhotoFeed`. What is drawn depends on the seed and the epoch only.
+before the step that uses them: `PhotoFeed`. Examples of a torch Dataset are read batch by batch as well:
+`ExampleFeed`. What is drawn depends on the seed and the epoch only.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from icmixup.lab.augment import (
     resize_each,
     resize_windows,
 )
-from icmixup.lab.datasets import Photos, Split
+from icmixup.lab.datasets import Examples, Photos, Split
 from icmixup.lab.training.ranks import rank, world_size
 from icmixup.lab.training.recipe import Recipe, derive_seed, images_per_epoch, learning_rate
 from icmixup.lab.training.step import Epoch
@@ -31,6 +32,8 @@ STEPS_AHEAD = 2  # that the host may prepare before a GPU has done them: each ho
 
 def make_feed(recipe: Recipe, train: Split) -> Feed:
     """The feed that suits the images."""
+    if isinstance(train.images, Examples):
+        return ExampleFeed(recipe, train)
     return PhotoFeed(recipe, train) if isinstance(train.images, Photos) else Feed(recipe, train)
 
 
@@ -105,7 +108,7 @@ class Feed:
         images = self.train.images
         assert isinstance(images, Tensor)
         images = images[rows]
-        if images.dim() == 4:  # features are not augmented
+        if images.dtype == torch.uint8:  # features and other floats are not augmented
             images = augment(images, generator=self.generator, **self.settings._asdict())
         self.epoch.images.copy_(images)
 
@@ -163,3 +166,33 @@ class PhotoFeed(Feed):
         self.marks.append(torch.cuda.current_stream(self.device).record_event())
         if len(self.marks) > STEPS_AHEAD:
             self.marks.popleft().synchronize()
+
+
+class ExampleFeed(Feed):
+    """Examples of a torch Dataset: read batch by batch, with the random transforms of the epoch."""
+
+    def __init__(self, recipe: Recipe, train: Split) -> None:
+        super().__init__(recipe, train)
+        assert isinstance(train.images, Examples)
+        self.examples, self.seed = train.images, 0
+
+    def make_generator(self) -> torch.Generator:
+        return torch.Generator()  # on the CPU, which reads the examples
+
+    def buffer_size(self) -> int:
+        return min(self.recipe.batch_size, self.count)
+
+    def fill(self, number: int) -> None:
+        self.seed = derive_seed(self.recipe.seed, number, "examples")
+        super().fill(number)
+
+    def fill_images(self, rows: Tensor) -> None:
+        images = self.train.images
+        assert isinstance(images, Examples)
+        self.examples = images[rows]
+
+    def prepare(self, step: int) -> None:
+        """Read the examples of a step; of several ranks, each reads its own."""
+        size = self.recipe.batch_size
+        own = self.examples[slice(step * size + rank(), (step + 1) * size, world_size())]
+        self.epoch.images[rank() : rank() + len(own) * world_size() : world_size()] = own.read(self.seed)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from icmixup.hidden import hidden_modules
 from icmixup.lab.augment import normaliser
 from icmixup.lab.datasets import Dataset
-from icmixup.lab.models import build_linear, build_model
+from icmixup.lab.models import MODELS, build_linear, build_model, is_own
 from icmixup.lab.training.artifacts import load_artifacts
 from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.optimizer import make_optimizer, weight_groups
@@ -94,7 +94,7 @@ def make_learner(recipe: Recipe, dataset: Dataset, wrap: Callable[[nn.Module], n
     # Manifold Mixup adds and removes hooks in every step; a compiled model would be recompiled each time.
     if recipe.compile and recipe.method_at(0).draw != "manifold" and not dataset.is_features:
         kind = (recipe.model, dataset.num_classes, images.shape[1], images.shape[-1], recipe.cosine, device)
-        shared, forward = compiled_model(*kind, threading.get_ident())
+        shared, forward = compiled_model(*kind, threading.get_ident(), MODELS.get(recipe.model))
         shared.load_state_dict(model.state_dict())
         model = shared
     groups = weight_groups(model, recipe)
@@ -111,9 +111,9 @@ def make_learner(recipe: Recipe, dataset: Dataset, wrap: Callable[[nn.Module], n
 
 
 def initial_model(recipe: Recipe, dataset: Dataset) -> nn.Module:
-    """The network before training; a linear one for a dataset of features."""
+    """The network before training; a linear one for a dataset of features, unless the user gave another."""
     images = dataset.train.images
-    if dataset.is_features:
+    if dataset.is_features and not is_own(recipe.model):
         return build_linear(dataset.num_classes, images.shape[1], cosine=recipe.cosine, seed=recipe.seed)
     return build_model(
         recipe.model,
@@ -135,10 +135,12 @@ def compiled_model(
     cosine: bool,
     device: torch.device,
     thread: int,
+    builder: object,
 ) -> tuple[nn.Module, nn.Module]:
     """A module and its compiled form, created once per thread: later runs load their weights into it.
 
-    Threads have their own weights, but share the compiled code.
+    Threads have their own weights, but share the compiled code. The builder is an argument because a name can
+    be given another one.
     """
     load_artifacts()
     model = build_model(name, num_classes, channels=channels, seed=0, image_size=image_size, cosine=cosine)
@@ -150,7 +152,10 @@ def compiled_model(
 
 def to_device(model: nn.Module, device: torch.device) -> nn.Module:
     """The model on its device, in channels-last format, which is faster for convolutions on GPUs and CPUs."""
-    return model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    model = model.to(device)
+    if any(weight.dim() == 5 for weight in model.parameters()):  # 3D convolutions have no such format
+        return model
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 Step = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
@@ -190,8 +195,8 @@ def make_step(learner: Learner, recipe: Recipe, method: Method, dataset: Dataset
 
 
 def make_inputs(dataset: Dataset, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """A function from a batch to what the network takes: normalised images, or features as they are."""
-    if dataset.is_features:
+    """A function from a batch to what the network takes: normalised images, or floats as they are."""
+    if dataset.train.images.dtype != torch.uint8:
         return lambda features: features
     shift, scale = normaliser(*(torch.tensor(x, device=device) for x in (dataset.mean, dataset.std)))
     return lambda images: torch.addcmul(shift, images.contiguous(memory_format=torch.channels_last), scale)
