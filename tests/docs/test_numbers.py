@@ -484,7 +484,7 @@ def test_the_log_s_table_of_26_runs_is_computed_from_its_rows() -> None:
 
 
 def long_tail_label(row: dict[str, str]) -> str:
-    """The name on the page of a row of results/long_tail_digits.csv."""
+    """The name on the page of a row of results/long_tail_*.csv."""
     method, after, tau = row["method"], row["after"], row["adjust_tau"]
     label = f"`{method}`" + (f", tau {float(tau):g}" if tau else "")
     label += "" if row["sampler"] == "uniform" else f", {row['sampler']} sampling"
@@ -496,9 +496,10 @@ def long_tail_label(row: dict[str, str]) -> str:
     return label + ("" if after in ("none", "crt") else "chosen")
 
 
-def test_the_table_of_baselines_on_digits_is_the_rows() -> None:
+@pytest.mark.parametrize(("data", "word", "seeds"), [("digits", "five", 5), ("birds", "four", 4)])
+def test_the_table_of_baselines_is_the_rows(data: str, word: str, seeds: int) -> None:
     found: dict[str, list[dict[str, str]]] = {}
-    with (ROOT / "results" / "long_tail_digits.csv").open(newline="") as file:
+    with (ROOT / "results" / f"long_tail_{data}.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             found.setdefault(long_tail_label(row), []).append(row)
     # A tau of exactly 1 was given, not chosen; a chosen one may be 1 as well, for tau-normalisation.
@@ -509,10 +510,10 @@ def test_the_table_of_baselines_on_digits_is_the_rows() -> None:
         label: [fmean(float(row[name]) for row in runs) for name in ("accuracy", "few")]
         for label, runs in found.items()
     }
-    printed = table_under("accuracy over seeds")
+    printed = table_under(f"accuracy over {word} seeds")
     assert {row[0] for row in printed} == set(means)
     for label, accuracy, few, difference in printed:
-        assert len({row["seed"] for row in found[label]}) == len(found[label]) == 5
+        assert len({row["seed"] for row in found[label]}) == len(found[label]) == seeds
         assert [accuracy, few] == [f"{value:.1f}" for value in means[label]]
         gap = means[label][0] - means["`balanced`"][0]
         assert difference.split(" [")[0] == ("" if label == "`balanced`" else f"{gap:+.1f}")
