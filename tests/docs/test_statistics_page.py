@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+from icmixup.lab.comparison.verdict import WRONG_IF_EQUAL, WRONG_IF_UNSTABLE
+
 ROOT = Path(__file__).parents[2]
 KINDS = ("covered", "covered by Satterthwaite", "covered by seeds only")
 NAMES = {"equal": "equal", "one better": "one 3 points better", "one point apart": "one point apart"}
@@ -74,11 +76,15 @@ def auto_lines() -> list[str]:
     return lines
 
 
+def wrong_claims(scenario: str) -> float:
+    return max(rates("best", "wrong claim", scenario=scenario))
+
+
 def summary() -> str:
     winner = max(rates("best", "sole winner", scenario="equal"))
-    wrong = max(rate for scenario in NAMES for rate in rates("best", "wrong claim", scenario=scenario))
-    thrice = max(rates("best", "wrong claim", scenario="equal, one 3 times as unstable"))
-    tenfold = max(rates("best", "wrong claim", scenario="equal, one 10 times as unstable"))
+    wrong = max(wrong_claims(scenario) for scenario in NAMES)
+    thrice = wrong_claims("equal, one 3 times as unstable")
+    tenfold = wrong_claims("equal, one 10 times as unstable")
     return (
         f"With eight equal methods, a sole winner was declared in at most {winner:.1f} % of trials (3 to "
         f"10 seeds). Any wrong claim about any pair was made in at most {wrong:.1f} %; in at most "
@@ -101,3 +107,8 @@ def test_every_rate_on_the_page_is_computed_from_its_rows() -> None:
     page = " ".join((ROOT / "docs" / "statistics.md").read_text().split())
     for part, text in expected().items():
         assert " ".join(text.split()) in page, part
+
+
+def test_the_rates_in_the_footnote_of_a_verdict_are_computed_from_their_rows() -> None:
+    assert round(max(map(wrong_claims, NAMES)), 1) == WRONG_IF_EQUAL
+    assert round(wrong_claims("equal, one 10 times as unstable"), 1) == WRONG_IF_UNSTABLE

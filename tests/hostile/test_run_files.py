@@ -194,9 +194,19 @@ def test_damaged_budgets_are_named_and_measured_again(name: str, tmp_path: Path)
         assert read_budgets(path) == {}
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, "3", None, True, [3], 10**7])
+GOOD_PLAN = {"epochs": 7, "seeds": 2, "methods": ["erm"]}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(7, None, [3], {}, {"epochs": 7}, GOOD_PLAN | {"methods": []}, GOOD_PLAN | {"methods": [1]}),
+        *(GOOD_PLAN | {"epochs": value} for value in (0, -1, 1.5, "3", None, True, 10**7)),
+        *(GOOD_PLAN | {"seeds": 0}, GOOD_PLAN | {"methods": "erm"}, GOOD_PLAN | {"other": 1}),
+    ],
+)
 def test_a_mistyped_budget_is_ignored_and_the_others_are_kept(value: object, tmp_path: Path) -> None:
     path = tmp_path / "budgets.json"
-    path.write_text(json.dumps({"good": 7, "bad": value}))
-    with pytest.warns(UserWarning, match="bad is not a number of epochs"):
-        assert read_budgets(path) == {"good": 7}
+    path.write_text(json.dumps({"good": GOOD_PLAN, "bad": value}))
+    with pytest.warns(UserWarning, match="bad is not a plan"):
+        assert read_budgets(path) == {"good": GOOD_PLAN}

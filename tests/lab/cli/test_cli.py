@@ -23,7 +23,7 @@ from icmixup.lab.cli import COMMANDS, compare, explain, main, parse
 from icmixup.lab.cli.compare import CompareFlags
 from icmixup.lab.cli.data import last_batch_warning
 from icmixup.lab.cli.shared import default_recipe
-from icmixup.lab.training.recipe import QUICK, RECIPES, Fingerprints, Recipe
+from icmixup.lab.training.recipe import QUICK, RECIPES, Afterwards, CrossValidation, Fingerprints, Recipe
 
 TINY = ("--per-class", "20", "--epochs", "1")
 
@@ -219,7 +219,9 @@ def test_under_torchrun_only_one_rank_prints(tmp_path: Path):
     assert errors.count("[3/3] ic-mixup seed 0") == 1
 
 
-COMPUTED = [field.name for field in dataclasses.fields(Fingerprints)]  # from files, not given by the user
+# From files, filled in by compare --folds, or by `icmixup retrain`: not given by the user.
+COMPUTED_KINDS = (Fingerprints, CrossValidation, Afterwards)
+COMPUTED = [field.name for kind in COMPUTED_KINDS for field in dataclasses.fields(kind)]
 
 
 @pytest.mark.parametrize("start", RECIPES)
@@ -235,7 +237,7 @@ def test_every_field_of_a_recipe_is_a_flag(start: str):
 def test_a_comparison_has_the_flags_of_a_recipe_but_for_data_and_method():
     text = help_of("compare")
     for field in dataclasses.fields(Recipe):
-        wanted = field.name not in ("dataset", "method", *COMPUTED)
+        wanted = field.name not in ("dataset", "method", *COMPUTED) or field.name == "folds"
         assert (f"--{field.name.replace('_', '-')} " in text.replace(",", " ")) == wanted, field.name
 
 
@@ -257,12 +259,12 @@ def parse_compare(args: list[str]) -> tuple[CompareFlags, str]:
 
 # What version 0.1.0 had: users have these in scripts. New flags are added here, none disappears.
 FLAGS = {
-    "compare": """methods seeds baseline budget workers engine address recipe out data-dir device trackers
-    fresh
-        debug model seed fraction per-class imbalance data-seed split image-size epochs batch-size drop-last
-        lr schedule lr-drops lr-factor warmup-epochs momentum nesterov weight-decay clip-norm ema padding
-        padding-mode flip rotation trivial alpha mode duplicates negatives temperature label-smoothing kappa
-        tau joint mix-prob mix-off-epoch precision compile graph eval-every report no-report open""",
+    "compare": """methods seeds baseline budget folds workers engine address recipe out data-dir
+        device trackers fresh debug model seed fraction per-class imbalance data-seed split
+        image-size epochs batch-size drop-last lr schedule lr-drops lr-factor warmup-epochs momentum
+        nesterov weight-decay clip-norm ema padding padding-mode flip rotation trivial alpha mode
+        duplicates negatives temperature label-smoothing kappa tau joint mix-prob mix-off-epoch
+        precision compile graph eval-every tune report no-report open""",
     "train": """recipe out data-dir device trackers fresh debug dataset model method seed fraction per-class
         imbalance data-seed split image-size epochs batch-size drop-last lr schedule lr-drops lr-factor
         warmup-epochs momentum nesterov weight-decay clip-norm ema padding padding-mode flip rotation trivial
@@ -271,6 +273,7 @@ FLAGS = {
     "paper": """run-missing seeds only compile engine address workers device json markdown latex write results
         out data-dir debug""",
     "report": "out open thumbnails no-thumbnails data-dir device debug",
+    "retrain": "how tau epochs data-dir device debug",
     "predict": "to device debug",
     "export": "to debug",
     "evaluate": "corruptions strengths ood baseline json csv data-dir device fresh debug",
@@ -291,7 +294,7 @@ def test_help_is_grouped_with_the_most_important_options_first(command: str):
     groups = ("data", "pretrained", "optimisation", "augmentation", "mixing", "numerics", "where")
     assert titles[: len(groups)] == [f"{group} options" for group in groups]
     first = help_of(command).split("data options")[0]
-    assert 5 < len(re.findall(r"^\W{2}(?:-h, )?--", first, re.M)) <= 14  # two rules, --help and eleven
+    assert 5 < len(re.findall(r"^\W{2}(?:-h, )?--", first, re.M)) <= 15  # two rules, --help and twelve
 
 
 def test_flags_change_the_recipe_that_was_chosen():

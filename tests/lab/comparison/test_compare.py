@@ -26,7 +26,7 @@ from icmixup.lab.comparison.statistics import MEASURES
 from icmixup.lab.sweep import budget, delete_runs
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import load_recipe_data
-from icmixup.lab.training.recipe import QUICK, Recipe
+from icmixup.lab.training.recipe import QUICK
 from icmixup.methods import find_method
 
 TINY = dataclasses.replace(QUICK, dataset="digits", per_class=20, epochs=1)
@@ -156,32 +156,6 @@ def test_what_is_no_budget_is_refused_with_examples(text: str):
         budget.parse_budget(text)
 
 
-def test_epochs_fill_the_budget_and_are_never_none():
-    # 0.9 x 200 s for 10 runs is 18 s each; 3 s of them start the run, and 15 s hold 7 epochs of 2 s.
-    assert budget.fit_epochs(200, runs=10, start_up=3, epoch=2) == 7
-    assert budget.fit_epochs(1, runs=10, start_up=3, epoch=2) == 1
-
-
-def test_the_speed_of_an_epoch_is_measured_between_progress_reports():
-    # Two seconds an epoch after four of warm-up.
-    assert budget.epoch_seconds([(5.0, 0.5), (6.0, 1.0), (8.0, 2.0)], total=8.5) == pytest.approx((4.5, 2.0))
-    assert budget.epoch_seconds([(5.0, 1.0)], total=6.0) == (0.0, 6.0)
-
-
 def test_the_slowest_method_has_two_forwards():
     assert budget.slowest(LONG_TAIL_METHODS) == "ic-regmixup"
     assert budget.slowest(("erm", "mixup", "ic-mixup")) == "ic-mixup"
-
-
-def test_a_budget_is_measured_once_and_leaves_the_same_recipes(tmp_path: Path):
-    data = load_recipe_data(TINY, tmp_path)
-    execution = Execution(out=tmp_path / "runs", data_dir=tmp_path, dataset=data, device="cpu")
-
-    def plan(recipe: Recipe, seconds: float) -> int:
-        return budget.plan_epochs(recipe, ("erm", "mixup"), 2, seconds, execution)
-
-    epochs = plan(TINY, 20.0)
-    assert epochs > 1
-    assert plan(dataclasses.replace(TINY, epochs=9), 20.0) == epochs  # from the file, to the epoch
-    assert plan(TINY, 0.001) == 1
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["budgets.json"]

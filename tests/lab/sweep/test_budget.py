@@ -1,10 +1,10 @@
-"""--budget: the number of epochs is that which fits all runs, methods times seeds, into the time."""
+"""--budget: what fits into the time, and in which order seeds, methods and epochs are given up."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,59 +14,274 @@ import torch
 from icmixup.lab.datasets import load_dataset
 from icmixup.lab.datasets.subsets import DataSpec, Split, hold_out, subset_counts
 from icmixup.lab.sweep import budget
-from icmixup.lab.sweep.budget import MARGIN, epoch_seconds, fit_epochs, parse_budget, plan_epochs
+from icmixup.lab.sweep.budget import (
+    MARGIN,
+    Fit,
+    Question,
+    choose_fit,
+    describe_fit,
+    fit_budget,
+    fit_seconds,
+    format_budget,
+    keep_methods,
+    makespan,
+    parse_budget,
+)
+from icmixup.lab.sweep.speed import Speed, Trial, agree, cost_of, mean_epoch, measure_speed, split_overhead
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.recipe import QUICK
+from icmixup.lab.training.recipe import (
+    FEWEST_EPOCHS,
+    FEWEST_STEPS,
+    QUICK,
+    RECIPES,
+    Recipe,
+    fewest_epochs,
+    shorten,
+)
+from icmixup.methods import METHODS
 
-RECIPE = dataclasses.replace(QUICK, dataset="digits", per_class=5, batch_size=10)
+RECIPE = dataclasses.replace(QUICK, dataset="digits", per_class=5, batch_size=10, epochs=60, eval_every=60)
+NAMES = ("erm", "mixup", "ic-mixup", "cutmix")
+# 2 s for each run and 0.5 s for each epoch: 32 s for a run of 60 epochs.
+SPEED = Speed(0.0, 2.0, dict.fromkeys(METHODS, 0.5))
+
+
+def ask(methods: Sequence[str] = NAMES, seeds: int = 3, floor: int = 20, baseline: str = "mixup") -> Question:
+    return Question(RECIPE, tuple(methods), seeds, baseline, floor)
 
 
 @pytest.fixture
 def execution(tmp_path: Path) -> Execution:
-    return Execution(out=tmp_path, data_dir=tmp_path, device="cpu")
+    data = load_dataset(DataSpec("digits", per_class=5), tmp_path)
+    return Execution(out=tmp_path, data_dir=tmp_path, device="cpu", dataset=data)
 
 
-@pytest.fixture(autouse=True)
-def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that needs 2 s to start and 0.5 s for an epoch, without measuring it."""
-    monkeypatch.setattr(budget, "measure_epoch", lambda *_: (2.0, 0.5))
-
-
-@pytest.mark.parametrize(("methods", "seeds"), [(1, 1), (2, 2), (3, 4), (5, 3), (1, 6)])
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_epochs_are_those_that_fit_methods_times_seeds_into_the_time(
-    methods: int, seeds: int, lanes: int, execution: Execution
+@pytest.mark.parametrize(
+    ("seconds", "wanted"),
+    [
+        (32.0 * 12, Fit(60, 3, NAMES)),  # all that was asked for
+        (32.0 * 12 - 0.1, Fit(60, 2, NAMES)),  # seeds are dropped first
+        (32.0 * 8, Fit(60, 2, NAMES)),
+        (32.0 * 8 - 0.1, Fit(60, 2, ("erm", "mixup", "ic-mixup"))),  # then methods, from the end
+        (32.0 * 6, Fit(60, 2, ("erm", "mixup", "ic-mixup"))),
+        (32.0 * 6 - 0.1, Fit(60, 2, ("erm", "mixup"))),
+        (32.0 * 4, Fit(60, 2, ("erm", "mixup"))),
+        (32.0 * 4 - 0.1, Fit(59, 2, ("erm", "mixup"))),  # then epochs
+        (4 * (2 + 21 * 0.5), Fit(21, 2, ("erm", "mixup"))),
+        (4 * (2 + 20 * 0.5), Fit(20, 2, ("erm", "mixup"))),
+        (4 * (2 + 20 * 0.5) - 0.1, None),  # below the floor nothing is trained
+        (0.0, None),
+        (-5.0, None),
+    ],
+)
+def test_seeds_are_dropped_first_then_methods_then_epochs_down_to_the_floor(
+    seconds: float, wanted: Fit | None
 ) -> None:
-    names: Sequence[str] = ("erm", "mixup", "ic-mixup", "cutmix", "remix")[:methods]
-    seconds = 600.0
-    found = plan_epochs(RECIPE, names, seeds, seconds, dataclasses.replace(execution, concurrent=lanes))
-    in_turn = -(-methods * seeds // lanes)
-    # The measurement itself took next to no time here, so that the answer may only be one epoch below.
-    wanted = math.floor((MARGIN * seconds / in_turn - 2.0) / 0.5)
-    assert wanted - 1 <= found <= wanted
+    assert choose_fit(ask(), seconds, SPEED, lanes=1) == wanted
 
 
-def test_all_planned_runs_end_within_the_time_and_one_more_epoch_would_not() -> None:
-    for runs in (1, 2, 7, 12):
-        epochs = fit_epochs(300, runs, start_up=1.5, epoch=0.7)
-        assert runs * (1.5 + epochs * 0.7) <= MARGIN * 300 < runs * (1.5 + (epochs + 1) * 0.7)
+def test_more_time_never_gives_more_epochs_than_the_recipe_has() -> None:
+    assert choose_fit(ask(), 1e9, SPEED, lanes=1) == ask().asked
+    assert ask().asked.epochs == RECIPE.epochs
 
 
-def test_at_least_one_epoch_is_trained_however_short_the_time() -> None:
-    assert fit_epochs(0.001, 10, start_up=5.0, epoch=3.0) == 1
-    assert fit_epochs(-5, 10, start_up=5.0, epoch=3.0) == 1
+@pytest.mark.parametrize("lanes", [1, 2, 5])
+def test_what_is_chosen_fits_and_the_next_better_choice_would_not(lanes: int) -> None:
+    for seconds in range(10, 500, 7):
+        fit = choose_fit(ask(), seconds, SPEED, lanes)
+        better = [
+            Fit(60, seeds, methods)
+            for seeds, methods in [(3, NAMES), (2, NAMES), (2, NAMES[:3]), (2, NAMES[:2])]
+        ] + [Fit(epochs, 2, NAMES[:2]) for epochs in range(59, 19, -1)]
+        if fit is not None:
+            assert fit_seconds(fit, RECIPE, SPEED, lanes) <= seconds
+            better = better[: better.index(fit)]
+        assert all(fit_seconds(other, RECIPE, SPEED, lanes) > seconds for other in better)
+
+
+def test_time_is_that_of_methods_times_seeds() -> None:
+    for methods, seeds in itertools.product((1, 2, 4), (1, 2, 5)):
+        assert fit_seconds(Fit(60, seeds, NAMES[:methods]), RECIPE, SPEED, 1) == methods * seeds * 32.0
+
+
+def test_every_fold_of_cross_validation_is_a_run() -> None:
+    folded = dataclasses.replace(RECIPE, folds=3)
+    assert fit_seconds(Fit(60, 2, ("erm",)), folded, SPEED, 1) == 3 * 2 * 32.0
+
+
+def test_evaluations_and_the_start_of_processes_count() -> None:
+    recipe = dataclasses.replace(RECIPE, eval_every=25)
+    speed = Speed(7.0, 2.0, {"erm": 0.5}, evaluation=0.2)
+    # 60 epochs and 3 evaluations (after 25, 50 and 60) of 0.2 epochs each.
+    assert fit_seconds(Fit(60, 2, ("erm",)), recipe, speed, 1) == pytest.approx(7 + 2 * (2 + 0.5 * 60.6))
+
+
+def test_concurrent_runs_end_when_the_last_of_them_does() -> None:
+    assert makespan([3.0, 3.0, 3.0], 2) == 6.0
+    assert makespan([1.0, 4.0, 2.0], 2) == 4.0  # the third follows the first
+    assert makespan([4.0, 1.0, 2.0, 2.0], 2) == 5.0
+    assert makespan([2.0], 8) == 2.0
+
+
+def test_methods_of_different_cost_take_different_time() -> None:
+    speed = Speed(0.0, 0.0, {"erm": 1.0, "mixup": 1.0, "regmixup": 2.0})
+    question = Question(RECIPE, ("erm", "mixup", "regmixup"), 2, "mixup", 20)
+    assert choose_fit(question, 480.0, speed, 1) == Fit(60, 2, ("erm", "mixup", "regmixup"))
+    assert choose_fit(question, 479.0, speed, 1) == Fit(60, 2, ("erm", "mixup"))
+
+
+def test_the_baseline_is_kept_wherever_it_is_in_the_list() -> None:
+    assert keep_methods(NAMES, 2, "cutmix") == ("erm", "cutmix")
+    assert keep_methods(NAMES, 3, "erm") == ("erm", "mixup", "ic-mixup")
+    assert keep_methods(NAMES, 1, "ic-mixup") == ("ic-mixup",)
+    assert keep_methods(NAMES, 4, "erm") == NAMES
+
+
+def test_one_seed_and_one_method_are_enough_if_no_more_was_asked_for() -> None:
+    assert choose_fit(ask(["erm"], 1, baseline="erm"), 12.0, SPEED, 1) == Fit(20, 1, ("erm",))
+    assert choose_fit(ask(["erm"], 1, baseline="erm"), 11.9, SPEED, 1) is None
+
+
+@pytest.fixture
+def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "measure_speed", lambda *_: SPEED)
+
+
+@pytest.mark.usefixtures("known_speed")
+def test_a_tenth_of_the_budget_is_kept_in_reserve(execution: Execution) -> None:
+    # Measuring took next to no time here.
+    assert fit_budget(ask(), 384.0 / MARGIN + 1, execution)[0] == ask().asked
+    assert fit_budget(ask(), 384.0 / MARGIN - 1, execution)[0].seeds == 2
+
+
+@pytest.mark.usefixtures("known_speed")
+def test_what_cannot_be_done_is_refused_with_a_budget_that_is_enough(execution: Execution) -> None:
+    # 2 methods x 2 seeds x (2 s + 20 x 0.5 s) are 48 s.
+    with pytest.raises(
+        ValueError, match=r"erm and mixup with 2 seeds and 20 epochs.*about 48 s.*--budget 1m or"
+    ):
+        fit_budget(ask(), 50.0, execution)
+    assert fit_budget(ask(), parse_budget("1m"), execution)[0].epochs >= 20
+    assert not (execution.out / "budgets.json").read_text().count("50.0")
 
 
 def test_a_stored_answer_is_used_and_measured_again_on_request(
     execution: Execution, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = plan_epochs(RECIPE, ["erm"], 2, 100.0, execution)
-    monkeypatch.setattr(budget, "measure_epoch", lambda *_: (0.0, 5.0))
-    assert plan_epochs(RECIPE, ["erm"], 2, 100.0, execution) == first
-    assert plan_epochs(RECIPE, ["erm"], 2, 100.0, execution, remeasure=True) < first
+    monkeypatch.setattr(budget, "measure_speed", lambda *_: SPEED)
+    first, left = fit_budget(ask(), 300.0, execution)
+    monkeypatch.setattr(budget, "measure_speed", lambda *_: SPEED._replace(start=20.0))
+    assert fit_budget(ask(), 300.0, execution) == (first, 300.0)
+    assert left <= 300.0
+    assert fit_budget(ask(), 300.0, execution, remeasure=True)[0] != first
     assert len(json.loads((execution.out / "budgets.json").read_text())) == 1
-    plan_epochs(RECIPE, ["erm"], 3, 100.0, execution)  # another question
+    fit_budget(ask(seeds=4), 300.0, execution)  # another question
     assert len(json.loads((execution.out / "budgets.json").read_text())) == 2
+
+
+def test_what_was_dropped_is_said_in_words() -> None:
+    asked = Fit(60, 3, NAMES)
+    assert describe_fit(asked, asked) == ""
+    assert describe_fit(asked, Fit(60, 2, NAMES)) == "2 of 3 seeds"
+    assert describe_fit(asked, Fit(25, 2, ("erm", "mixup"))) == (
+        "2 of 3 seeds, 2 of 4 methods (without ic-mixup, cutmix), 25 of 60 epochs"
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (1, "5s"),
+        (60, "1m"),
+        (61, "1m5s"),
+        (120, "2m"),
+        (121, "3m"),
+        (3600, "1h"),
+        (3601, "1h5m"),
+        (9000, "2h30m"),
+    ],
+)
+def test_a_suggested_budget_is_rounded_up(seconds: float, text: str) -> None:
+    assert format_budget(seconds) == text
+    assert parse_budget(text) >= seconds
+
+
+def test_every_recipe_states_its_fewest_epochs_and_they_are_below_its_own() -> None:
+    assert FEWEST_EPOCHS.keys() == RECIPES.keys()
+    for name, recipe in RECIPES.items():
+        assert 1 < fewest_epochs(recipe, name, 50_000) == FEWEST_EPOCHS[name] < recipe.epochs
+
+
+@pytest.mark.parametrize(
+    ("images", "epochs"), [(64 * 15, 20), (64 * 14, 22), (64 * 6, 50), (64 * 5, 60), (1, 60)]
+)
+def test_few_images_need_more_epochs_up_to_those_of_the_recipe(images: int, epochs: int) -> None:
+    assert FEWEST_STEPS == 300
+    assert fewest_epochs(QUICK, "quick", images) == epochs
+
+
+def test_a_shorter_recipe_keeps_the_shape_of_its_schedule() -> None:
+    recipe = Recipe(epochs=200, lr_drops=(50, 100, 150), warmup_epochs=10, mix_off_epoch=180)
+    short = shorten(recipe, 100)
+    assert (short.epochs, short.lr_drops, short.warmup_epochs, short.mix_off_epoch) == (
+        100,
+        (25, 50, 75),
+        5,
+        90,
+    )
+    assert shorten(recipe, 200) == recipe
+    assert shorten(Recipe(), 1).lr_drops is None
+
+
+def test_methods_that_cost_the_same_are_measured_once() -> None:
+    costs = {name: cost_of(method) for name, method in METHODS.items()}
+    assert costs["mixup"] == costs["cutmix"] == costs["remix"] == costs["balanced-mixup"]
+    assert costs["ic-mixup"] == costs["ic-cutmix"]
+    distinct = ("erm", "mixup", "ic-mixup", "regmixup", "ic-regmixup", "manifold", "ic-balanced-mixup")
+    assert len({costs[name] for name in distinct}) == len(distinct)
+
+
+def test_trials_that_differ_by_more_than_15_percent_disagree() -> None:
+    def trial(seconds: float) -> Trial:
+        return Trial([(3.0, 1.0), (3.0 + 2 * seconds, 3.0)])
+
+    assert not agree([])
+    assert agree([trial(1.0), trial(1.14)])
+    assert not agree([trial(1.0), trial(1.16), trial(1.0)])
+    assert mean_epoch([trial(1.0), trial(2.0)]) == 1.5
+
+
+def test_the_time_of_an_epoch_is_that_between_the_first_and_the_last_report() -> None:
+    trial = Trial([(3.0, 0.5), (5.0, 1.5), (9.0, 3.5)])
+    assert trial.epoch == 2.0  # 6 s for 3 epochs
+    assert trial.started == 2.0  # half an epoch before the first report
+    assert trial.training == 7.0
+    assert Trial([(4.0, 2.0)]).epoch == 2.0
+
+
+def test_time_besides_epochs_is_divided_into_starts_of_workers_and_of_runs() -> None:
+    # Two workers are ready after 5 s; each has two trials of 1 s to start and 3 s of epochs.
+    def trial(start: float) -> Trial:
+        return Trial([(start + 1.0, 1.0), (start + 3.0, 3.0)])
+
+    trials = [trial(start) for start in (6.0, 6.0, 10.0, 10.0)]
+    assert split_overhead(trials, wall=13.0, lanes=2) == (5.0, 1.0)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_speed_is_measured_with_real_runs_that_leave_nothing_behind(lanes: int, execution: Execution) -> None:
+    execution = dataclasses.replace(execution, concurrent=lanes, threads=1)
+    speed = measure_speed(RECIPE, ("erm", "mixup"), 1.0, execution)
+    assert speed.epoch.keys() == {"erm", "mixup"}
+    assert all(0 < seconds < 60 for seconds in speed.epoch.values())
+    assert (speed.pool > 0) == (lanes > 1)
+    assert speed.evaluation == pytest.approx(len(execution.dataset.test) / 150)  # type: ignore[union-attr]
+    assert list(execution.out.iterdir()) == []
+
+
+def test_a_trial_that_diverges_at_once_is_left_to_the_run_to_report(execution: Execution) -> None:
+    speed = measure_speed(dataclasses.replace(RECIPE, lr=1e30), ("erm",), 1.0, execution)
+    assert speed.epoch["erm"] > 0
 
 
 @pytest.mark.parametrize(
@@ -75,14 +290,6 @@ def test_a_stored_answer_is_used_and_measured_again_on_request(
 )
 def test_a_duration_is_read_in_hours_minutes_and_seconds(text: str, seconds: float) -> None:
     assert parse_budget(text) == seconds
-
-
-def test_the_time_of_an_epoch_is_that_between_the_first_and_the_last_report() -> None:
-    start_up, epoch = epoch_seconds([(3.0, 1.0), (5.0, 2.0), (9.0, 4.0)], 10.0)
-    assert epoch == 2.0  # 6 s for 3 epochs
-    assert start_up == 2.0  # 10 s, of which 4 epochs took 8
-    assert epoch_seconds([(3.0, 1.0)], 10.0) == (0.0, 10.0)
-    assert epoch_seconds([(3.0, 1.0), (4.0, 1.0)], 10.0) == (0.0, 10.0)
 
 
 def split_of(counts: Sequence[int]) -> Split:

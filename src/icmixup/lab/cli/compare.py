@@ -22,11 +22,12 @@ from icmixup.lab.cli.shared import (
     make_execution,
 )
 from icmixup.lab.cli.terminal import count, is_first_rank, print_note, stderr_console
+from icmixup.lab.cli.tuning import check_tune, describe_tuning, run_tuning
 from icmixup.lab.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from icmixup.lab.analysis.report.live import LiveReport
-    from icmixup.lab.comparison.compare import Comparison
+    from icmixup.lab.comparison.compare import Comparison, Tuned
     from icmixup.lab.comparison.overview import Overview
     from icmixup.lab.datasets import Dataset
     from icmixup.lab.training.execution import Execution
@@ -42,10 +43,12 @@ matrix for each method and confused_pairs.csv; runs are shared between compariso
 it in a browser, and is rewritten after every run: --open opens it while the runs train.
 
   icmixup compare digits --per-class 100 --imbalance 0.01      a long tail, in minutes on a laptop
-  icmixup compare path/to/images --budget 30m                  as many epochs as fit into half an hour
+  icmixup compare path/to/images --budget 30m                  what fits into half an hour
   icmixup compare cifar100 --fraction 0.1 --methods erm mixup ic-mixup --seeds 5
   icmixup compare cifar10 --recipe paper --baseline erm        the paper's recipe, differences to ERM
   icmixup compare digits --seeds auto --max-seeds 8            as many seeds as it takes to find the best
+  icmixup compare path/to/few/images --folds 5                 cross-validation instead of a test set
+  icmixup compare path/to/images --tune 10                     learning rate, weight decay and alpha of each
   icmixup compare path/to/photos --model resnet50.a1_in1k --weights pretrained        fine-tune
   icmixup compare path/to/photos --model resnet50.a1_in1k --weights pretrained --train head
   icmixup compare features.npz                                 a linear head on features, in seconds"""
@@ -80,8 +83,15 @@ class CompareFlags(RecipeGroups):
     baseline: str | None = None
     """Baseline method; by default mixup, or the first method if mixup is not compared."""
     budget: str | None = None
-    """Time for all runs together, for example 90s, 5m or 1h30m: sets the number of epochs that fit. With
-    --seeds auto it limits the number of seeds instead, and epochs stay as they are."""
+    """Time for all runs together, for example 90s, 5m or 1h30m. If they do not fit, seeds are dropped first,
+    then methods from the end of --methods, then epochs; a time in which nothing can be learned is refused.
+    With --seeds auto it also ends the adding of seeds."""
+    folds: int | None = None
+    """Cross-validation, for data too small for a test set: all images of DATA, training and test, in this
+    many folds, each of which is tested by networks trained on the others. Takes as many times longer."""
+    tune: int | None = None
+    """Trials per method to choose its learning rate, weight decay and alpha on a quarter of the training
+    images, before it is trained with all seeds on all of them."""
     recipe: RecipeName | None = None
     """Starting point that other flags modify: the paper's recipe, a strong recipe of today, a quick one for a
     laptop and tiny images, finetune for pretrained weights, or head for a linear head on features. By default
@@ -100,7 +110,8 @@ class CompareFlags(RecipeGroups):
 
     def shared_recipe(self) -> Recipe:
         """What all runs of the comparison share."""
-        return join_groups(self, dataset=self.dataset, model=self.model, method="mixup", seed=self.seed)
+        task = {"dataset": self.dataset, "model": self.model, "method": "mixup", "seed": self.seed}
+        return join_groups(self, **task, folds=self.folds)
 
     def most_seeds(self) -> int:
         return MAX_SEEDS if self.max_seeds is None else self.max_seeds
@@ -130,7 +141,10 @@ class ComparisonPlan(NamedTuple):
     baseline: str
     execution: Execution  # with its dataset
     concurrent: int
-    data: Dataset
+    data: Dataset  # one fold of it, with --folds
+    full_epochs: int  # of the recipe, before --budget cut them
+    budget: str = ""  # what --budget dropped, in words
+    seconds: float | None = None  # left of --budget
 
 
 def run_compare(flags: CompareFlags, recipe_name: str) -> int:
@@ -144,18 +158,21 @@ def run_compare(flags: CompareFlags, recipe_name: str) -> int:
     from icmixup.lab.sweep import delete_runs, describe_reuse, find_finished
 
     plan = make_plan(flags, named, recipe_name)
-    recipe, methods, seeds, baseline, execution, _, data = plan
-    recipes = comparison_recipes(recipe, methods, seeds)
+    recipe, methods, seeds, baseline, execution, _, data, *_ = plan
+    trials, tuned = trials_left(flags, plan)
+    recipes = comparison_recipes(recipe, methods, seeds, tuned)
     named_seeds = ("auto", *seeds) if flags.seeds == "auto" else seeds
-    name = comparison_name(recipe, recipe_name, methods, named_seeds, baseline, data.fingerprint)
+    name = comparison_name(recipe, recipe_name, methods, named_seeds, baseline, data.fingerprint, flags.tune)
     folder = comparison_folder(flags.out, name if flags.name is None else flags.name)
-    if flags.where.fresh:
+    if flags.where.fresh and flags.tune is None:
         delete_runs(recipes, execution)
-    finished = find_finished(recipes, execution)
-    overview = make_overview(plan, recipe_name, len(recipes) - len(finished), flags)
+    finished = {} if trials else find_finished(recipes, execution)  # values are not known before tuning
+    overview = make_overview(plan, recipe_name, trials + len(recipes) - len(finished), flags)
     print_overview(overview, folder, describe_reuse(recipes, execution))
-    live = make_live_report(flags, plan, folder, overview)
-    comparison = train_and_compare(flags, recipe, methods, baseline, execution, live)
+    if flags.tune is not None:
+        tuned = tune(flags, plan, folder)
+    live = make_live_report(flags, plan, folder, overview, tuned)
+    comparison = train_and_compare(flags, plan, tuned, live)
     if not is_first_rank():
         return 0
     comparison = dataclasses.replace(comparison, overview=overview.as_json())
@@ -166,6 +183,7 @@ def make_plan(flags: CompareFlags, named: tuple[str, ...], recipe_name: str) -> 
     """Load the data, and choose what depends on it."""
     from icmixup.lab.cli.data import load_data, settle_image_size
     from icmixup.lab.comparison.compare import default_methods, pick_baseline
+    from icmixup.lab.comparison.folds import first_fold
     from icmixup.lab.models import find_builder
     from icmixup.lab.sweep.local import count_workers
     from icmixup.lab.training.features import check_feature_methods
@@ -183,16 +201,41 @@ def make_plan(flags: CompareFlags, named: tuple[str, ...], recipe_name: str) -> 
         # Runs of seconds on small matrices: more processes or threads would cost more than they gain.
         workers = 1 if execution.workers is None else execution.workers
         execution = dataclasses.replace(execution, workers=workers, threads=1)
-    data = load_data(recipe, execution.data_dir)
-    check_sizes(recipe, data)
-    recipe, data = prepare_data(recipe, data, execution)
+    whole = load_data(recipe, execution.data_dir)
+    check_sizes(recipe, first_fold(recipe, whole))
+    recipe, whole = prepare_data(recipe, whole, execution)
+    data = first_fold(recipe, whole)
     methods = named or default_methods(data.class_counts, features=data.is_features)
-    concurrent = count_workers(len(methods) * len(seeds), execution.device, execution.workers)
-    execution = dataclasses.replace(execution, dataset=data)
-    if flags.budget is not None and flags.seeds != "auto":
-        recipe = fit_budget(recipe, methods, flags, dataclasses.replace(execution, concurrent=concurrent))
+    runs = len(methods) * len(seeds) * (recipe.folds or 1)
+    concurrent = count_workers(runs, execution.device, execution.workers)
+    execution = dataclasses.replace(execution, dataset=whole)
     baseline = pick_baseline(methods, flags.baseline)
-    return ComparisonPlan(recipe, methods, seeds, baseline, execution, concurrent, data)
+    plan = ComparisonPlan(recipe, methods, seeds, baseline, execution, concurrent, data, recipe.epochs)
+    return plan if flags.budget is None else fit_plan(plan, flags, recipe_name)
+
+
+def trials_left(flags: CompareFlags, plan: ComparisonPlan) -> tuple[int, Tuned | None]:
+    """Trials that are not finished, and the tuned values if all are."""
+    if flags.tune is None:
+        return 0, None
+    if flags.where.fresh:
+        return flags.tune * len(plan.methods), None
+    from icmixup.lab.comparison.tuning import count_unfinished
+
+    return count_unfinished(plan.recipe, plan.methods, flags.tune, plan.execution)
+
+
+def tune(flags: CompareFlags, plan: ComparisonPlan, folder: Path) -> Tuned:
+    """The tuned values of each method; with --fresh, runs with these values are deleted."""
+    from icmixup.lab.comparison.compare import comparison_recipes
+    from icmixup.lab.sweep import delete_runs
+
+    assert flags.tune is not None
+    recipe, methods, seeds, fresh = plan.recipe, plan.methods, plan.seeds, flags.where.fresh
+    tuned = run_tuning(recipe, methods, flags.tune, folder, plan.execution, seeds=len(seeds), fresh=fresh)
+    if fresh:
+        delete_runs(comparison_recipes(recipe, methods, seeds, tuned), plan.execution)
+    return tuned
 
 
 def make_overview(plan: ComparisonPlan, recipe_name: str, runs: int, flags: CompareFlags) -> Overview:
@@ -215,11 +258,14 @@ def make_overview(plan: ComparisonPlan, recipe_name: str, runs: int, flags: Comp
         where=where + several,
         seconds=parse_budget(flags.budget) if flags.budget else measured,
         adaptive=flags.seeds == "auto",
+        budget=plan.budget,
+        tuning="" if flags.tune is None else describe_tuning(flags.tune, plan.execution),
+        tested=None if plan.recipe.folds is None else count_images(plan.execution),
     )
 
 
 def make_live_report(
-    flags: CompareFlags, plan: ComparisonPlan, folder: Path, overview: Overview
+    flags: CompareFlags, plan: ComparisonPlan, folder: Path, overview: Overview, tuned: Tuned | None
 ) -> LiveReport | None:
     """What rewrites report.html after each run; None with --no-report and on ranks that do not report."""
     if not flags.page.report or not is_first_rank():
@@ -235,25 +281,30 @@ def make_live_report(
         plan.baseline,
         plan.execution,
         overview.as_json(),
+        tuned=tuned,
+        full_epochs=plan.full_epochs,
         note=print_note,
         on_first_page=open_in_browser if flags.page.open else None,
     )
 
 
+def count_images(execution: Execution) -> int:
+    """All images, training and test."""
+    assert execution.dataset is not None
+    return len(execution.dataset.train) + len(execution.dataset.test)
+
+
 def train_and_compare(
-    flags: CompareFlags,
-    recipe: Recipe,
-    methods: Sequence[str],
-    baseline: str,
-    execution: Execution,
-    live: LiveReport | None = None,
+    flags: CompareFlags, plan: ComparisonPlan, tuned: Tuned | None, live: LiveReport | None = None
 ) -> Comparison:
     """Train with a fixed number of seeds, or with as many as it takes."""
     from icmixup.lab.analysis.report.live import ReportingDisplay
     from icmixup.lab.comparison.adaptive import compare_adaptively
     from icmixup.lab.comparison.compare import compare, comparison_recipes
     from icmixup.lab.sweep import find_finished
-    from icmixup.lab.sweep.budget import parse_budget, work
+    from icmixup.lab.sweep.budget import work
+
+    recipe, methods, seeds, baseline, execution, *_ = plan
 
     def show(recipes: Sequence[Recipe]) -> ReportingDisplay:
         finished = find_finished(recipes, execution)
@@ -261,22 +312,25 @@ def train_and_compare(
         display.live = live
         return display
 
-    seeds, intervals = flags.seed_range(), flags.intervals
+    full_epochs, intervals = plan.full_epochs, flags.intervals
     if flags.seeds != "auto":
-        with show(comparison_recipes(recipe, methods, seeds)) as display:
+        with show(comparison_recipes(recipe, methods, seeds, tuned)) as display:
             return compare(
-                recipe, methods, seeds, baseline, execution=execution, display=display, intervals=intervals
+                *(recipe, methods, seeds, baseline),
+                execution=execution,
+                display=display,
+                intervals=intervals,
+                full_epochs=full_epochs,
+                tuned=tuned,
             )
-    seconds = None if flags.budget is None else parse_budget(flags.budget)
     comparison = compare_adaptively(
-        recipe,
-        methods,
-        seeds,
-        baseline,
+        *(recipe, methods, seeds, baseline),
         execution=execution,
         show=show,
         intervals=intervals,
-        seconds=seconds,
+        seconds=plan.seconds,
+        full_epochs=full_epochs,
+        tuned=tuned,
     )
     print_note(f"stopped after {count(len(comparison.seeds), 'seed')}: {comparison.stop}")
     return comparison
@@ -284,7 +338,9 @@ def train_and_compare(
 
 def estimate_time(recipe: Recipe, methods: Sequence[str], runs: int, execution: Execution) -> float | None:
     """Seconds for the remaining runs, None where a trial on this machine cannot tell."""
-    from icmixup.lab.sweep.budget import estimate_seconds, slowest
+    from icmixup.lab.comparison.folds import first_fold, fold_recipes
+    from icmixup.lab.sweep.budget import slowest
+    from icmixup.lab.sweep.speed import estimate_seconds
     from icmixup.lab.training.loop import check_sizes
     from icmixup.lab.training.ranks import world_size
 
@@ -294,8 +350,8 @@ def estimate_time(recipe: Recipe, methods: Sequence[str], runs: int, execution: 
     if recipe.compile or execution.engine == "ray" or world_size() > 1:
         return None
     assert execution.dataset is not None
-    check_sizes(recipe, execution.dataset)
-    return estimate_seconds(recipe, slowest(methods), runs, execution)
+    check_sizes(recipe, first_fold(recipe, execution.dataset))
+    return estimate_seconds(fold_recipes(recipe)[0], slowest(methods), runs, execution)
 
 
 def print_overview(overview: Overview, folder: Path, notes: Sequence[str]) -> None:
@@ -308,16 +364,45 @@ def print_overview(overview: Overview, folder: Path, notes: Sequence[str]) -> No
         print_note(note)
 
 
-def fit_budget(recipe: Recipe, methods: Sequence[str], flags: CompareFlags, execution: Execution) -> Recipe:
-    """The recipe with as many epochs as --budget allows."""
-    from icmixup.lab.sweep.budget import parse_budget, plan_epochs
+def fit_plan(plan: ComparisonPlan, flags: CompareFlags, recipe_name: str) -> ComparisonPlan:
+    """The plan with the seeds, methods and epochs that fit into --budget, and a note of what was dropped."""
+    from icmixup.lab.comparison.folds import fold_recipes
+    from icmixup.lab.sweep.budget import (
+        FEWEST_SEEDS,
+        Question,
+        describe_fit,
+        fit_budget,
+        parse_budget,
+    )
+    from icmixup.lab.sweep.local import count_workers
+    from icmixup.lab.training.recipe import fewest_epochs, shorten
 
     assert flags.budget is not None
-    assert flags.seeds != "auto"
-    print_note(f"measuring the time of an epoch, for a budget of {flags.budget}")
+    auto = flags.seeds == "auto"
+    print_note(f"measuring the speed of training, for a budget of {flags.budget}")
+    question = Question(
+        recipe=fold_recipes(plan.recipe)[0],
+        methods=plan.methods,
+        seeds=FEWEST_SEEDS if auto else len(plan.seeds),  # further ones are added while there is time
+        baseline=plan.baseline,
+        floor=fewest_epochs(plan.recipe, recipe_name, len(plan.data.train)),
+    )
+    execution = dataclasses.replace(plan.execution, concurrent=plan.concurrent)
     seconds = parse_budget(flags.budget)
-    epochs = plan_epochs(recipe, methods, flags.seeds, seconds, execution, remeasure=flags.where.fresh)
-    return dataclasses.replace(recipe, epochs=epochs, min_steps=0)
+    fit, left = fit_budget(question, seconds, execution, remeasure=flags.where.fresh)
+    dropped = describe_fit(question.asked, fit)
+    if dropped:
+        print_note(f"warning: to fit into {flags.budget}, only {dropped}")
+    seeds = plan.seeds if auto else plan.seeds[: fit.seeds]
+    runs = len(fit.methods) * len(seeds) * (plan.recipe.folds or 1)
+    return plan._replace(
+        recipe=shorten(plan.recipe, fit.epochs),
+        methods=fit.methods,
+        seeds=seeds,
+        concurrent=count_workers(runs, plan.execution.device, plan.execution.workers),
+        budget=dropped,
+        seconds=left,
+    )
 
 
 def check_compare(flags: CompareFlags) -> tuple[str, ...]:
@@ -328,6 +413,8 @@ def check_compare(flags: CompareFlags) -> tuple[str, ...]:
     from icmixup.lab.training.ranks import world_size
 
     check_seeds(flags)
+    if flags.folds is not None and world_size() > 1:
+        raise ValueError("--folds is not available under torchrun; use a test set")
     if world_size() > 1 and (flags.budget is not None or flags.where.fresh):
         raise ValueError(
             "--budget and --fresh are not available under torchrun; use --epochs, or another --out folder"
@@ -338,6 +425,7 @@ def check_compare(flags: CompareFlags) -> tuple[str, ...]:
             raise ValueError(
                 "--budget measures this machine, not a Ray cluster; with --engine ray use --epochs"
             )
+    check_tune(flags.tune, flags.budget, flags.folds, world_size())
     check_execution(flags.execution())
     if flags.name is not None:
         comparison_folder(flags.out, flags.name)
@@ -377,6 +465,7 @@ def report(
     from icmixup.lab.comparison.table import print_comparison, stdout_console
 
     paths = [*write_comparison(comparison, folder)]
+    paths += [folder / "tuning.csv"] if comparison.tuned else []
     if comparison.rows:
         paths.append(write_png(plot_comparison(comparison), folder / "comparison.png"))
         paths += write_class_files(folder, runs, comparison.rows, comparison.methods, class_counts)

@@ -139,6 +139,7 @@ def settle_image_size(recipe: Recipe, data_dir: Path, device: str | None) -> Rec
 
 def load_data(recipe: Recipe, data_dir: Path) -> Dataset:
     """The recipe's images, with warnings about unreadable files and a very small last batch."""
+    from icmixup.lab.comparison.folds import first_fold
     from icmixup.lab.training.loop import load_recipe_data
 
     check_folder(recipe.dataset)
@@ -146,7 +147,7 @@ def load_data(recipe: Recipe, data_dir: Path) -> Dataset:
     if data.skipped:
         files = count(len(data.skipped), "file")
         print_note(f"{files} could not be read and will not be used, the first is {data.skipped[0]}")
-    if warning := last_batch_warning(recipe, len(data.train)):
+    if warning := last_batch_warning(recipe, len(first_fold(recipe, data).train)):
         print_note(warning)
     return data
 

@@ -60,6 +60,7 @@ def resolve_recipe(recipe: Recipe, name: str) -> Recipe:
 
 def prepare_data(recipe: Recipe, data: Dataset, execution: Execution) -> tuple[Recipe, Dataset]:
     """Lengthen the recipe to its min_steps, compute features for --train head, and report both."""
+    from icmixup.lab.comparison.folds import first_fold
     from icmixup.lab.models import start_note
     from icmixup.lab.training.loop import training_data
 
@@ -68,7 +69,7 @@ def prepare_data(recipe: Recipe, data: Dataset, execution: Execution) -> tuple[R
     if recipe.weights is not None:
         print_loaded(recipe, data)
     if recipe.min_steps:
-        longer = lengthen(recipe, len(data.train))
+        longer = lengthen(recipe, len(first_fold(recipe, data).train))
         if longer.epochs > recipe.epochs:
             epochs = f"{longer.epochs} epochs instead of {recipe.epochs}"
             print_note(f"{epochs}, for at least {recipe.min_steps} steps; pass --epochs to choose")

@@ -21,9 +21,10 @@ import numpy as np
 from torch import Tensor
 
 from icmixup._checks import check_choice
+from icmixup.lab.comparison.folds import fold_recipes, pool_folds
 from icmixup.lab.comparison.statistics import Correct, Look, Standing, rank_methods, take_look
 from icmixup.lab.comparison.variance import Sample
-from icmixup.lab.comparison.verdict import footnote, verdict
+from icmixup.lab.comparison.verdict import cut_short, footnote, verdict
 from icmixup.lab.sweep import run_recipes
 from icmixup.lab.sweep.progress import Display
 from icmixup.lab.training.execution import Execution
@@ -47,6 +48,7 @@ LONG_TAIL_METHODS = (
     "ic-mixup-centred",
 )
 INTERVALS = ("both", "seeds")
+Tuned = Mapping[str, Mapping[str, float]]  # by method, fields of its recipe
 NO_PREDICTIONS = "no predictions of test images"
 LONG_TAIL_RATIO = 2  # of the largest to the smallest class, from which on class sizes matter
 
@@ -75,7 +77,13 @@ class Comparison:
     looks: tuple[Look, ...]  # what the standings and the verdict were computed from
     seeds_only: str = ""  # why intervals do not account for test images, if they do not
     stop: str = ""  # why --seeds auto added no more seeds
+    full_epochs: int | None = None  # of the recipe, if --budget cut them
     overview: Mapping[str, object] = field(default_factory=dict)  # what was compared, as JSON
+    tuned: Tuned = field(default_factory=dict)  # by method, what --tune chose; empty without it
+
+    def recipe_of(self, method: str) -> Recipe:
+        """The recipe that a method was trained with, for the first seed."""
+        return dataclasses.replace(self.recipe, method=method, **self.tuned.get(method, {}))  # type: ignore[arg-type]
 
 
 def compare(
@@ -87,6 +95,8 @@ def compare(
     execution: Execution,
     display: Display | None = None,
     intervals: str = "both",
+    full_epochs: int | None = None,
+    tuned: Tuned | None = None,
 ) -> Comparison:
     """Train every method with every seed, and compare their accuracies seed by seed.
 
@@ -99,20 +109,28 @@ def compare(
         baseline: method that differences refer to; see pick_baseline.
         display: shows the progress of every run.
         intervals: "both" covers new seeds and new test images, "seeds" covers new seeds.
+        full_epochs: of the recipe before --budget cut them, for the verdict.
+        tuned: fields of the recipe that differ by method, from tuning.tune_methods.
     """
     methods = check_methods(methods)
     baseline = pick_baseline(methods, baseline)
     check_choice("intervals", intervals, INTERVALS)
-    rows, failures = train_all(comparison_recipes(recipe, methods, seeds), execution, display)
+    rows, failures = train_all(comparison_recipes(recipe, methods, seeds, tuned), execution, display)
     correct, seeds_only = read_correct(rows, execution.out, intervals)
     looks = [take_look(rows, methods, seeds, correct)]
-    return summarise(recipe, methods, seeds, baseline, rows, failures, looks=looks, seeds_only=seeds_only)
+    return summarise(
+        *(recipe, methods, seeds, baseline, rows, failures),
+        looks=looks,
+        seeds_only=seeds_only,
+        full_epochs=full_epochs,
+        tuned=tuned,
+    )
 
 
 def train_all(
     recipes: Sequence[Recipe], execution: Execution, display: Display | None
 ) -> tuple[list[Row], list[Failure]]:
-    """The rows of all runs that finished, and the runs that have none."""
+    """The rows of all runs that finished, folds pooled, and the runs that have none."""
     failures: list[Failure] = []
 
     def fail(failed: Recipe, reason: str) -> None:
@@ -127,7 +145,7 @@ def train_all(
         on_progress=None if display is None else display.update,
         on_failure=fail,
     )
-    return rows, failures
+    return pool_folds(recipes, rows, execution), failures
 
 
 def read_correct(rows: Sequence[Row], runs: Path, intervals: str = "both") -> tuple[Correct | None, str]:
@@ -163,6 +181,8 @@ def summarise(
     looks: Sequence[Look] | None = None,
     seeds_only: str = "",
     stop: str = "",
+    full_epochs: int | None = None,
+    tuned: Tuned | None = None,
 ) -> Comparison:
     """A comparison from the rows of its runs.
 
@@ -170,6 +190,7 @@ def summarise(
         looks: as statistics.take_look returns them; by default one, which covers seeds alone.
         seeds_only: why test images are not accounted for, if they are not.
         stop: why --seeds auto added no more seeds.
+        full_epochs: of the recipe before --budget cut them.
     """
     looks = looks or [take_look(rows, methods, seeds)]
     if not any(sample.images for sample in looks[-1].samples.values()):
@@ -183,22 +204,28 @@ def summarise(
         rows=tuple(rows),
         failures=tuple(failures),
         standings=standings,
-        verdict=verdict(standings, baseline, looks),
-        footnote=footnote(standings, baseline, looks, seeds_only),
+        verdict=cut_short(recipe.epochs, full_epochs) + verdict(standings, baseline, looks),
+        footnote=footnote(standings, baseline, looks, seeds_only, recipe.folds),
         looks=tuple(looks),
         seeds_only=seeds_only,
         stop=stop,
+        full_epochs=full_epochs,
         overview=overview or {},
+        tuned=tuned or {},
     )
 
 
-def comparison_recipes(recipe: Recipe, methods: Sequence[str], seeds: Sequence[int]) -> list[Recipe]:
-    """The recipes to train, seed by seed, so that an interrupted comparison has complete pairs."""
+def comparison_recipes(
+    recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], tuned: Tuned | None = None
+) -> list[Recipe]:
+    """The recipes to train, seed by seed and fold by fold, so that an interrupted comparison has complete
+    pairs."""
     if not seeds:
         raise ValueError("no seeds to compare; use for example --seeds 3")
     return [
-        dataclasses.replace(recipe, method=method, seed=seed)
+        dataclasses.replace(fold, method=method, seed=seed, **(tuned or {}).get(method, {}))  # type: ignore[arg-type]
         for seed in dict.fromkeys(seeds)
+        for fold in fold_recipes(recipe)
         for method in methods
     ]
 
@@ -242,16 +269,20 @@ def comparison_name(
     seeds: Sequence[int | str],
     baseline: str,
     data: str,
+    tune: int | None = None,
 ) -> str:
     """A folder name of a comparison: data, model and recipe, and a key of everything else that defines it.
 
     Args:
         seeds: with "auto" among them if they are added one by one.
         data: fingerprint of the images.
+        tune: trials per method, if values are tuned.
     """
     plain = dataclasses.replace(recipe, dataset="", method="erm", seed=0)
-    parts = json.dumps([plain.key, list(methods), list(seeds), baseline, data])
+    tuning = [] if tune is None else [f"tune {tune}"]
+    parts = json.dumps([plain.key, list(methods), list(seeds), baseline, data, *tuning])
     key = hashlib.sha256(parts.encode()).hexdigest()[:6]
+    recipe_name += "" if tune is None else "-tuned"
     return f"{recipe.data_title}.{recipe.model.replace('/', '-')}.{recipe_name}.{key}"
 
 
@@ -287,6 +318,8 @@ def read_comparison(path: Path) -> Comparison:
         looks=[read_look(look) for look in stored["looks"]] if "looks" in stored else None,
         seeds_only=stored.get("seeds_only", ""),
         stop=stored.get("stop", ""),
+        full_epochs=stored.get("full_epochs"),
+        tuned=stored.get("tuned", {}),
     )
 
 
@@ -305,6 +338,8 @@ def comparison_as_json(comparison: Comparison) -> dict[str, object]:
         "looks": [look_as_json(look) for look in comparison.looks],
         "seeds_only": comparison.seeds_only,
         "stop": comparison.stop,
+        "full_epochs": comparison.full_epochs,
+        "tuned": {method: dict(values) for method, values in comparison.tuned.items()},
         "runs": comparison.rows,
     }
 
@@ -345,7 +380,7 @@ def comparison_as_csv(comparison: Comparison) -> str:
     """One row per run, including those without a result; lists are written as JSON."""
     failed: list[Row] = [
         {
-            **dataclasses.replace(comparison.recipe, method=method, seed=seed).fields(),
+            **dataclasses.replace(comparison.recipe_of(method), seed=seed).fields(),
             "status": "no result",
         }
         for method, seed, _ in comparison.failures

@@ -9,16 +9,15 @@ import torch
 from torch import Tensor
 
 from icmixup.lab.comparison.correction import FIRST_LOOK
-from icmixup.lab.datasets import Dataset
-from icmixup.lab.models import build_model
+from icmixup.lab.datasets import Dataset, Examples
+from icmixup.lab.models import build_model, is_own
 from icmixup.lab.sweep.progress import duration
-from icmixup.lab.training.recipe import Recipe, images_per_epoch
+from icmixup.lab.training.recipe import FEWEST_STEPS, Recipe, images_per_epoch
 
 # Two trained methods often disagree on about one test image in ten. The choice of test images alone then
 # moves their difference by 1.96 sqrt(0.1 / N), which is 2 points with 1,000 images.
 DISAGREEMENT = 0.1
 RESOLVABLE_POINTS = 2.0
-FEWEST_STEPS = 300  # of the optimizer, below which accuracies say more about speed than about the method
 
 
 def plural(number: int, thing: str) -> str:
@@ -32,8 +31,9 @@ class Overview:
 
     classes: int
     train_images: int
-    test_images: int
+    test_images: int  # all that are tested with one seed
     split_by: str
+    folds: int | None  # of cross-validation, each of which is the test set once
     smallest_class: tuple[str, int]  # name, training images
     largest_class: tuple[str, int]
     original_size: str
@@ -48,12 +48,17 @@ class Overview:
     adaptive: bool  # seeds are added until the question is settled, with --seeds auto
     where: str  # device and concurrency
     estimated_seconds: float | None  # None if unknown
+    budget: str  # what --budget dropped, in words
     warnings: tuple[str, ...]
+    tuning: str = ""  # trials per method and their images; "" without --tune
     class_counts: tuple[int, ...] = ()  # training images of each class
 
     def lines(self) -> list[tuple[str, str]]:
         """Rows (what, value) to print."""
         images = f"{self.train_images:,} for training, {self.test_images:,} for testing ({self.split_by})"
+        if self.folds is not None:
+            tested = f"about {round(self.test_images / self.folds):,} of {self.test_images:,} for testing"
+            images = f"{self.train_images:,} for training and {tested} in each of {self.folds} folds"
         smallest, largest = (f"{name} ({size:,})" for name, size in (self.smallest_class, self.largest_class))
         original = self.original_size or self.training_size
         same = original == self.training_size
@@ -68,8 +73,9 @@ class Overview:
             ("augmentation", self.augmentation),
             ("model", f"{self.model}, {self.parameters:,} parameters"),
             ("training", f"{plural(self.epochs, 'epoch')}, recipe {self.recipe}"),
+            *([("tuning", self.tuning)] if self.tuning else []),
             ("methods", f"{' '.join(self.methods)}; {fewest}{plural(len(self.seeds), 'seed')} each"),
-            ("time", time),
+            ("time", time + (f"; the budget leaves {self.budget}" if self.budget else "")),
         ]
 
     def as_json(self) -> dict[str, object]:
@@ -86,43 +92,64 @@ def describe_comparison(
     where: str,
     seconds: float | None,
     adaptive: bool = False,
+    budget: str = "",
+    tested: int | None = None,
+    tuning: str = "",
 ) -> Overview:
-    """The overview of methods x seeds on a dataset, with warnings where the data cannot answer."""
+    """The overview of methods x seeds on a dataset, with warnings where the data cannot answer.
+
+    Args:
+        data: of cross-validation, one fold.
+        tested: images that are tested with one seed; by default those of the test set.
+    """
+    tested = len(data.test) if tested is None else tested
     counts = data.class_counts
     smallest, largest = int(counts.argmin()), int(counts.argmax())
     size, parameters = describe_network(recipe, data)
     return Overview(
         classes=data.num_classes,
         train_images=len(data.train),
-        test_images=len(data.test),
+        test_images=tested,
         split_by=data.split_by or "given",
+        folds=recipe.folds,
         smallest_class=(data.class_names[smallest], int(counts[smallest])),
         largest_class=(data.class_names[largest], int(counts[largest])),
         original_size=data.original_size,
         training_size=size,
-        augmentation="none" if data.is_features else describe_augmentation(recipe),
+        augmentation=describe_augmentation(recipe) if augments(data) else "none",
         model=recipe.model,
         parameters=parameters,
-        recipe=recipe_name,
+        recipe=recipe_name if recipe.sampler == "uniform" else f"{recipe_name}, {recipe.sampler} sampling",
         epochs=recipe.epochs,
         methods=tuple(methods),
         seeds=tuple(seeds),
         adaptive=adaptive,
         where=where,
         estimated_seconds=seconds,
-        warnings=tuple(find_warnings(recipe, data)),
+        budget=budget,
+        warnings=tuple(find_warnings(recipe, data, tested)),
+        tuning=tuning,
         class_counts=tuple(counts.tolist()),
     )
 
 
 def describe_network(recipe: Recipe, data: Dataset) -> tuple[str, int]:
     """Size of the network's inputs, and its number of weights that are trained."""
+    if is_own(recipe.model):
+        shape = tuple(data.train.images.shape[1:])
+        model = build_model(recipe.model, data.num_classes, channels=shape[0], seed=0)
+        return " x ".join(map(str, shape)), sum(weight.numel() for weight in model.parameters())
     if data.is_features:
         width = data.train.images.shape[1]
         return f"{width:,} features", (width + 1) * data.num_classes
     channels, height, width = data.train.images.shape[1:]
     model = build_model(recipe.model, data.num_classes, channels=channels, seed=0, image_size=width)
     return f"{width} x {height}", sum(weight.numel() for weight in model.parameters())
+
+
+def augments(data: Dataset) -> bool:
+    """Whether the recipe's augmentation is applied: to images, not to a torch Dataset with its own."""
+    return data.train.images.dtype == torch.uint8 and not isinstance(data.train.images, Examples)
 
 
 def describe_augmentation(recipe: Recipe) -> str:
@@ -133,19 +160,26 @@ def describe_augmentation(recipe: Recipe) -> str:
         "horizontal flip" if recipe.flip else "",
         f"rotation up to {recipe.rotation:g} degrees" if recipe.rotation else "",
         "TrivialAugment" if recipe.trivial else "",
+        "AutoAugment" if recipe.autoaugment else "",
         "colour jitter" if recipe.colour_jitter else "",
         "random erasing" if recipe.erasing else "",
+        f"Cutout of {recipe.cutout} pixels" if recipe.cutout else "",
     ]
     return ", ".join(part for part in parts if part) or "none"
 
 
-def find_warnings(recipe: Recipe, data: Dataset) -> list[str]:
-    """Why the data or the recipe may not answer which method is better."""
+def find_warnings(recipe: Recipe, data: Dataset, tested: int | None = None) -> list[str]:
+    """Why the data or the recipe may not answer which method is better.
+
+    Args:
+        tested: as in describe_comparison.
+    """
+    tested = len(data.test) if tested is None else tested
     found = []
-    points = 196 * (DISAGREEMENT / len(data.test)) ** 0.5
+    points = 196 * (DISAGREEMENT / tested) ** 0.5
     if points > RESOLVABLE_POINTS:
         found.append(
-            f"{len(data.test):,} test images can hardly show a difference below {points:.1f} points (if two "
+            f"{tested:,} test images can hardly show a difference below {points:.1f} points (if two "
             f"methods disagree on one image in ten); {round(DISAGREEMENT * 196**2):,} could show 1 point"
         )
     steps = recipe.epochs * -(-images_per_epoch(recipe, len(data.train)) // recipe.batch_size)

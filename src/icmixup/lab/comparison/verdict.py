@@ -10,6 +10,9 @@ from icmixup.lab.comparison.power import POWER, TARGET, Design, estimate_design,
 from icmixup.lab.comparison.statistics import Difference, Look, Standing, decide, signed
 
 UNCORRECTED = 2  # methods: a single comparison needs no correction
+# Percent of simulated comparisons of eight methods with any wrong claim, at most (docs/statistics.md): if all
+# vary equally over seeds, and if one varies ten times as much as the others.
+WRONG_IF_EQUAL, WRONG_IF_UNSTABLE = 3.3, 7.9
 
 
 def verdict(standings: Sequence[Standing], baseline: str, looks: Sequence[Look]) -> str:
@@ -35,6 +38,13 @@ def verdict(standings: Sequence[Standing], baseline: str, looks: Sequence[Look])
     if base.mean is None:
         sentences.insert(0, f"the baseline {baseline} has no result, so there are no differences to it")
     return "; ".join(sentence for sentence in sentences if sentence)
+
+
+def cut_short(epochs: int, full_epochs: int | None) -> str:
+    """The first words of a verdict on runs that had fewer epochs than their recipe; empty otherwise."""
+    if full_epochs is None or epochs >= full_epochs:
+        return ""
+    return f"runs were cut short, to {epochs} of the recipe's {full_epochs} epochs; "
 
 
 def headline(scored: Sequence[Standing], group: Sequence[Standing], base: Standing) -> str:
@@ -139,11 +149,18 @@ def rounded(number: int) -> str:
     return f"{math.ceil(number / step) * step:,}"
 
 
-def footnote(standings: Sequence[Standing], baseline: str, looks: Sequence[Look], reason: str = "") -> str:
+def footnote(
+    standings: Sequence[Standing],
+    baseline: str,
+    looks: Sequence[Look],
+    reason: str = "",
+    folds: int | None = None,
+) -> str:
     """What the intervals and the marks mean, and what they do not cover.
 
     Args:
         reason: why test images are not accounted for, where they are not.
+        folds: of cross-validation.
     """
     if all(s.to_best is None or s.to_best.low is None for s in standings):
         return "No confidence intervals: they need at least two seeds whose differences are not all equal."
@@ -154,14 +171,21 @@ def footnote(standings: Sequence[Standing], baseline: str, looks: Sequence[Look]
         else f"It covers new seeds, not new test images{f' ({reason})' if reason else ''}."
     )
     text = f"Brackets: 95 % confidence interval of the difference to {baseline}, paired by seed. {covers}"
+    if folds is not None:
+        text += (
+            f" Every image was tested once per seed, in one of {folds} folds, which are drawn anew for every "
+            "seed; the training images of folds overlap."
+        )
     methods = len(looks[0].means)
     if methods <= UNCORRECTED and len(looks) == 1:
         return text
     times = f" and {len(looks)} looks at the results" if len(looks) > 1 else ""
     return (
         f"{text} Each interval is for one comparison alone; the verdict, the best group and * are corrected "
-        f"for all {math.comb(methods, 2)} pairs of methods{times}, so that any of their claims is wrong with "
-        f"a probability of at most {100 * ERROR:.0f} %. {significant_methods(standings, baseline)}"
+        f"for all {math.comb(methods, 2)} pairs of methods{times}, to be wrong about any of them with a "
+        f"probability of at most {100 * ERROR:.0f} %; in simulations it was {WRONG_IF_EQUAL:g} %, and "
+        f"{WRONG_IF_UNSTABLE:g} % if one method varied ten times as much over seeds as the others. "
+        f"{significant_methods(standings, baseline)}"
     )
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from icmixup.lab.datasets.cache import cache_folder
 from icmixup.lab.datasets.cifar import LAYOUTS, NO_TWINS, read_cifar, read_no_twins
 from icmixup.lab.datasets.digits import read_digits
+from icmixup.lab.datasets.examples import Examples
 from icmixup.lab.datasets.features import is_features_file, read_features, standardise
 from icmixup.lab.datasets.folder import (
     LARGEST_OWN_SIZE,
@@ -34,6 +35,7 @@ from icmixup.lab.datasets.folder import (
     sample_shapes,
     typical_side,
 )
+from icmixup.lab.datasets.folds import take_fold
 from icmixup.lab.datasets.hub import PREFIX, list_hub, read_hub
 from icmixup.lab.datasets.photos import Photos
 from icmixup.lab.datasets.preprocessing import Preprocessing
@@ -43,10 +45,13 @@ from icmixup.lab.datasets.subsets import (
     Source,
     Split,
     deic_rows,
+    draw_ldam_subset,
     draw_subset,
     hold_out,
+    keep_out,
     measure_statistics,
     subset_counts,
+    validation_dataset,
 )
 
 __all__ = [
@@ -54,18 +59,23 @@ __all__ = [
     "STATISTICS",
     "DataSpec",
     "Dataset",
+    "Examples",
     "Photos",
     "Preprocessing",
     "Source",
     "Split",
     "choose_image_size",
     "deic_rows",
+    "draw_ldam_subset",
     "draw_subset",
     "hold_out",
+    "keep_out",
     "load_dataset",
     "measure_statistics",
     "read_dataset",
     "subset_counts",
+    "take_fold",
+    "validation_dataset",
 ]
 
 DATASETS = ("digits", *LAYOUTS)
@@ -86,6 +96,8 @@ def load_dataset(
 ) -> Dataset:
     """Load the images that `spec` describes: a subset of the training images and the whole test set.
 
+    With `spec.folds`, all images are loaded, and `spec.fold` of them is the test set.
+
     Mean and std are the usual constants for CIFAR and ciFAIR. They are measured on the training subset for
     other datasets and for the splits of the DEIC benchmark. Pretrained weights have their own.
 
@@ -105,6 +117,9 @@ def load_dataset(
         show_progress=show_progress,
     )
     train = source.train
+    if spec.folds is not None:  # subsets are drawn from the training images of a fold
+        whole = make_dataset(spec, train, source, preprocessing)
+        return whole if spec.fold is None else take_fold(whole, spec)
     if spec.split is not None:
         train = train[torch.cat(deic_rows(train.labels, spec.split)).sort().values]
     counts = subset_counts(
@@ -114,15 +129,30 @@ def load_dataset(
         imbalance=spec.imbalance,
         class_names=source.class_names,
     )
-    train = train[draw_subset(train.labels, counts, spec.data_seed)]
+    draw = draw_ldam_subset if spec.tail_draw == "ldam" else draw_subset
+    train, held = train[draw(train.labels, counts, spec.data_seed)], None
+    if spec.held_out:
+        train, held = keep_out(train, len(source.class_names), spec.held_out)
+    return make_dataset(spec, train, source, preprocessing, held)
+
+
+def make_dataset(
+    spec: DataSpec,
+    train: Split,
+    source: Source,
+    preprocessing: Preprocessing | None,
+    held: Split | None = None,
+) -> Dataset:
+    """Training images, those held out of them, and the test set of a source, with constants to normalise."""
     if is_features_file(spec.dataset):
-        return standardise(Dataset(spec.dataset, train, source.test, source.class_names, (), ()))
+        whole = Dataset(spec.dataset, train, source.test, source.class_names, (), (), held_out=held)
+        return standardise(whole)
     if preprocessing is not None:
         mean, std = preprocessing.mean, preprocessing.std
     else:
         mean, std = _known_statistics(spec) or measure_statistics(train.images)
     about = (source.skipped, source.split_by, source.original_size)
-    return Dataset(spec.dataset, train, source.test, source.class_names, mean, std, *about)
+    return Dataset(spec.dataset, train, source.test, source.class_names, mean, std, *about, held_out=held)
 
 
 def _known_statistics(spec: DataSpec) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

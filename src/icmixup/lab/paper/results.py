@@ -2,7 +2,8 @@
 
 A row holds every field of the recipe, the metrics of the last epoch, and provenance: device, versions,
 commit, and `minutes`, measured while `at_once` - 1 other runs shared the GPU or the cores. A file may lack
-columns that were added later: its rows then have the default of the recipe field, or None.
+columns that were added later: its rows then have the default of the recipe field, or None. A row with a value
+that the file has no column for is not appended: that is an error.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ METRICS = (
     *("accuracy", "many", "medium", "few", "nll", "calibration_error"),
     *("nll_scaled", "calibration_error_scaled", "fitted_temperature", "loss"),
 )
-# Columns that earlier rows lack, and that an earlier file may lack: they are then left empty.
+# Columns that earlier rows lack, and that an earlier file may lack.
 ADDED_METRICS = ("brier_score", "adaptive_calibration_error", "risk_coverage_area", "coverage_at_5_risk")
 IDENTITY = ("fingerprint", "version", "dtype", "device_kind")
 ADDED = (*ADDED_METRICS, *IDENTITY)
@@ -37,6 +38,7 @@ PROVENANCE = (
     *("device", "torch", "python", "commit", "date"),
 )
 COLUMNS = (*RECIPE_COLUMNS, *METRICS, *PROVENANCE, *ADDED)
+UNSTORED = {"key", "class_accuracies", "folder"}  # of a run's row: they stay in its folder
 TEXT_COLUMNS = {"device", "torch", "python", "commit", "date", *IDENTITY}
 EXECUTION_FIELDS = {"compile", "graph", "eval_every", "precision"}  # they do not define the experiment
 
@@ -167,13 +169,49 @@ def append_rows(path: Path, runs: Iterable[tuple[Recipe, Row]]) -> list[Result]:
         old = file.read().splitlines(keepends=True)
         header = read_header(old[0], path) if old else COLUMNS
         new = new_rows(runs, header, path, parse_rows(old, path).rows)
-        # If a crash left an incomplete last line, new rows start on a line of their own.
-        end = "\n" if old and not old[-1].endswith("\n") else ""
-        start = "" if old else join_line(COLUMNS)
-        file.write(end + start + "".join(join_line(values) for values, _ in new))
-        file.flush()
-        os.fsync(file.fileno())
+        write_lines(file, old, [values for values, _ in new])
     return [result for _, result in new]
+
+
+def append_file(path: Path, other: Path) -> list[Result]:
+    """Append the rows of another results file: all of them, or none, with an error that says why.
+
+    A row that the file has already, or that cannot be read, and a column that is unknown are errors.
+    """
+    if not other.exists():
+        raise ValueError(f"{other} does not exist; pass a file of results")
+    found = read_rows(other)
+    if found.damaged:
+        raise ValueError(
+            f"{other}, line {found.damaged[0].line}: {found.damaged[0].reason}; nothing was appended"
+        )
+    if not found.rows:
+        raise ValueError(f"{other} has no rows to append")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path) as file:
+        file.seek(0)
+        old = file.read().splitlines(keepends=True)
+        header = read_header(old[0], path) if old else COLUMNS
+        known = {identity(result): f"{path}, line {result.line}" for result in parse_rows(old, path).rows}
+        for result in found.rows:
+            if identity(result) in known:
+                raise ValueError(
+                    f"{other}, line {result.line} is a run that {known[identity(result)]} has already; "
+                    "remove it from the file to append; nothing was appended"
+                )
+            known[identity(result)] = f"{other}, line {result.line}"
+        write_lines(file, old, [row_values(row.recipe, row.numbers, header, path) for row in found.rows])
+    return list(found.rows)
+
+
+def write_lines(file: IO[str], old: Sequence[str], new: Iterable[Sequence[str]]) -> None:
+    """Append rows to an opened file, with a header if it has none, and flush them to disk."""
+    # If a crash left an incomplete last line, new rows start on a line of their own.
+    end = "\n" if old and not old[-1].endswith("\n") else ""
+    start = "" if old else join_line(COLUMNS)
+    file.write(end + start + "".join(join_line(values) for values in new))
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def new_rows(
@@ -216,19 +254,24 @@ def check_file(path: Path, recipes: Iterable[Recipe]) -> None:
             line = file.readline()
         header = read_header(line, path) if line else COLUMNS
         for recipe in recipes:
-            row_values(recipe, dict.fromkeys((*METRICS, *PROVENANCE), 0.0), header, path)
+            row_values(recipe, dict.fromkeys((*METRICS, *PROVENANCE, *ADDED), 0.0), header, path)
 
 
 def row_values(recipe: Recipe, row: Row, header: Sequence[str], path: Path) -> list[str]:
     """The values of one run, in the order of the file's columns."""
     fields = recipe.fields()
+    unknown = [name for name in row if name not in COLUMNS and name not in UNSTORED]
+    if unknown:
+        raise ValueError(
+            f"results files have no column for {', '.join(unknown)}; add it to ADDED or UNSTORED"
+        )
     numbers = {name: row.get(name) for name in (*METRICS, *PROVENANCE, *ADDED)}
     values = {
         **{k: format_value(v) for k, v in fields.items()},
         **{k: format_number(v) for k, v in numbers.items()},
     }
     defaults = {name: format_value(value) for name, value in Recipe().fields().items()}
-    lost = [k for k, v in values.items() if k not in (*header, *ADDED) and v != defaults.get(k, "")]
+    lost = [k for k, v in values.items() if k not in header and v != defaults.get(k, "")]
     if lost:
         raise ValueError(
             f"{path} has no column for {', '.join(lost)}, and existing files are not rewritten; "

@@ -1,25 +1,29 @@
-"""How long runs take: an estimate from the recipe alone, and --budget 5m, as many epochs as fit."""
+"""--budget 5m: which seeds, methods and epochs fit into the time; and the cost of a run, from its recipe.
+
+All that was asked for is trained if it fits. Otherwise seeds are dropped first, down to two, then methods
+from the end of the list, down to the baseline and one other, and only then epochs, down to the fewest at
+which the recipe still learns. What does not fit even then is refused.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
+import bisect
 import hashlib
+import heapq
 import json
 import math
 import re
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from icmixup.lab.datasets.cifar import NO_TWINS, NUM_CLASSES, TRAIN_IMAGES
 from icmixup.lab.datasets.subsets import DEIC_TOTAL, subset_counts
-from icmixup.lab.sweep.local import threads_per_run
+from icmixup.lab.sweep.progress import duration
+from icmixup.lab.sweep.speed import Speed, measure_speed
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.loop import Diverged, RunProgress, train
 from icmixup.lab.training.ranks import pick_device
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import write_atomically
@@ -27,17 +31,13 @@ from icmixup.lab.training.stored import read_budgets
 from icmixup.methods import find_method
 
 DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
-MARGIN = 0.9  # of the budget is planned; evaluations and checkpoints take the rest
-TRIAL_SHARE, TRIAL_SECONDS = 0.05, (1.0, 30.0)  # share and bounds of measuring
-TRIAL_EPOCHS = 50  # or as many as fit into that time
+MARGIN = 0.9  # of the budget is planned
+FEWEST_SEEDS = 2  # an interval needs two
+FEWEST_METHODS = 2
 # Work per image relative to ResNet-18, and per step regardless of its images. They only determine the order
 # of runs and the estimate of their time.
 WORK = {"resnet18": 1.0, "resnet34": 1.7, "resnet50": 2.5, "resnet32": 0.4, "wrn16-8": 2.2, "small-cnn": 0.1}
 STEP_WORK = 20.0
-
-
-class EnoughMeasured(Exception):
-    """Ends a trial run."""
 
 
 def parse_budget(text: str) -> float:
@@ -50,75 +50,154 @@ def parse_budget(text: str) -> float:
     return total
 
 
-def plan_epochs(
-    recipe: Recipe,
-    methods: Sequence[str],
-    num_seeds: int,
-    seconds: float,
-    execution: Execution,
-    *,
-    remeasure: bool = False,
-) -> int:
-    """The number of epochs, at least one, for which methods x seeds finish within `seconds`.
+def format_budget(seconds: float) -> str:
+    """A duration of at least `seconds` that parse_budget reads: 5 s, a minute or five minutes rounded up."""
+    step = 5 if seconds <= 120 else 60 if seconds <= 3600 else 300
+    minutes, rest = divmod(math.ceil(seconds / step) * step, 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = ((hours, "h"), (minutes, "m"), (rest, "s"))
+    return "".join(f"{number}{unit}" for number, unit in parts if number)
+
+
+class Fit(NamedTuple):
+    """What is trained: every method with every seed."""
+
+    epochs: int
+    seeds: int  # number of them
+    methods: tuple[str, ...]
+
+
+class Question(NamedTuple):
+    """What should fit into the time."""
+
+    recipe: Recipe
+    methods: tuple[str, ...]
+    seeds: int
+    baseline: str
+    floor: int  # fewest epochs
+
+    @property
+    def asked(self) -> Fit:
+        return Fit(self.recipe.epochs, self.seeds, self.methods)
+
+    @property
+    def smallest(self) -> Fit:
+        """The least that still compares something."""
+        methods = keep_methods(self.methods, min(len(self.methods), FEWEST_METHODS), self.baseline)
+        return Fit(self.floor, min(self.seeds, FEWEST_SEEDS), methods)
+
+
+def keep_methods(methods: Sequence[str], number: int, baseline: str) -> tuple[str, ...]:
+    """The first methods of the list, the baseline among them."""
+    others = [method for method in methods if method != baseline][: number - 1]
+    return tuple(method for method in methods if method == baseline or method in others)
+
+
+def fits_at_full_length(question: Question) -> Iterator[Fit]:
+    """All fits with the recipe's epochs, from what was asked down to the fewest seeds and methods."""
+    epochs, least = question.recipe.epochs, question.smallest
+    for seeds in range(question.seeds, least.seeds - 1, -1):
+        yield Fit(epochs, seeds, question.methods)
+    for number in range(len(question.methods) - 1, len(least.methods) - 1, -1):
+        yield Fit(epochs, least.seeds, keep_methods(question.methods, number, question.baseline))
+
+
+def choose_fit(question: Question, seconds: float, speed: Speed, lanes: int) -> Fit | None:
+    """The first fit, in the order in which things are dropped, that takes at most `seconds`, or None.
+
+    Args:
+        lanes: number of concurrent runs.
+    """
+
+    def takes(fit: Fit) -> float:
+        return fit_seconds(fit, question.recipe, speed, lanes)
+
+    for fit in fits_at_full_length(question):
+        if takes(fit) <= seconds:
+            return fit
+    lengths, least = range(question.floor, question.recipe.epochs), question.smallest
+    fitting = bisect.bisect_right(lengths, seconds, key=lambda epochs: takes(least._replace(epochs=epochs)))
+    return least._replace(epochs=lengths[fitting - 1]) if fitting else None
+
+
+def fit_seconds(fit: Fit, recipe: Recipe, speed: Speed, lanes: int) -> float:
+    """Time of all runs: each goes to the first worker that is free, seed by seed."""
+    runs = [speed.run_seconds(method, fit.epochs, recipe.eval_every) for method in fit.methods]
+    return speed.pool + makespan(runs * (fit.seeds * (recipe.folds or 1)), lanes)
+
+
+def makespan(durations: Sequence[float], lanes: int) -> float:
+    """When the last of these runs ends, if each starts in order on the first free lane."""
+    free = [0.0] * lanes
+    for seconds in durations:
+        heapq.heapreplace(free, free[0] + seconds)
+    return max(free)
+
+
+def fit_budget(
+    question: Question, seconds: float, execution: Execution, *, remeasure: bool = False
+) -> tuple[Fit, float]:
+    """What fits into `seconds`, and how many of them are left after measuring.
 
     The answer is stored in budgets.json: the same command must resume the same recipes, although no two
-    measurements agree. `remeasure` ignores the stored answer.
+    measurements agree.
 
     Args:
         execution: with its dataset loaded and its number of concurrent runs set.
+        remeasure: ignore the stored answer.
     """
-    device, concurrent = pick_device(execution.device), execution.concurrent
-    question = json.dumps(
-        [
-            recipe.fields() | {"epochs": None},
-            None if execution.dataset is None else execution.dataset.fingerprint,
-            *(list(methods), num_seeds, seconds, str(device), concurrent),
-        ]
-    )
-    key = hashlib.sha256(question.encode()).hexdigest()[:10]
+    key = question_key(question, seconds, execution)
     path = execution.out / "budgets.json"
     known = read_budgets(path)
-    if remeasure or key not in known:
-        started = time.monotonic()
-        slow = dataclasses.replace(recipe, method=slowest(methods))
-        with shared_threads(concurrent, device):
-            start_up, epoch = measure_epoch(slow, seconds, execution)
-        left = seconds - (time.monotonic() - started)
-        # Concurrent runs slow each other down on a GPU, nearly in proportion: counted as if sequential.
-        lanes = concurrent if device.type != "cuda" else min(concurrent, torch.cuda.device_count())
-        known[key] = fit_epochs(left, math.ceil(len(methods) * num_seeds / lanes), start_up, epoch)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(known, indent=1).encode())
-    return known[key]
+    if key in known and not remeasure:
+        return Fit(known[key]["epochs"], known[key]["seeds"], tuple(known[key]["methods"])), seconds
+    started = time.monotonic()
+    speed = measure_speed(question.recipe, question.methods, seconds, execution)
+    measuring = time.monotonic() - started
+    fit = choose_fit(question, MARGIN * (seconds - measuring), speed, execution.concurrent)
+    if fit is None:
+        needed = fit_seconds(question.smallest, question.recipe, speed, execution.concurrent)
+        raise ValueError(describe_refusal(question.smallest, seconds, needed, measuring))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(known | {key: fit._asdict()}, indent=1).encode())
+    return fit, seconds - measuring
 
 
-def estimate_seconds(recipe: Recipe, method: str, runs: int, execution: Execution) -> float:
-    """Time of `runs` runs, from a trial of about a second with the given method, the most expensive one.
-
-    Args:
-        execution: with its dataset loaded and its number of concurrent runs set.
-    """
-    device = pick_device(execution.device)
-    with shared_threads(execution.concurrent, device):
-        start_up, epoch = measure_epoch(dataclasses.replace(recipe, method=method), 0.0, execution)
-    return math.ceil(runs / execution.concurrent) * (start_up + recipe.epochs * epoch)
-
-
-@contextlib.contextmanager
-def shared_threads(concurrent: int, device: torch.device) -> Iterator[None]:
-    """On a CPU, use the number of threads that each of several concurrent runs has."""
-    before = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(threads_per_run(concurrent))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def question_key(question: Question, seconds: float, execution: Execution) -> str:
+    """Ten hexadecimal digits of everything that the answer depends on, besides the speed."""
+    data = execution.dataset
+    parts = [
+        question.recipe.fields(),
+        None if data is None else data.fingerprint,
+        *(question.methods, question.seeds, question.baseline, question.floor, seconds),
+        *(str(pick_device(execution.device)), execution.concurrent),
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:10]
 
 
-def fit_epochs(seconds: float, runs: int, start_up: float, epoch: float) -> int:
-    """Epochs of `epoch` seconds for which `runs` sequential runs have time, at least one."""
-    return max(1, math.floor((MARGIN * seconds / runs - start_up) / epoch))
+def describe_refusal(least: Fit, seconds: float, needed: float, measuring: float) -> str:
+    """That the time is too short, why, and the smallest sensible budget."""
+    enough = format_budget(1.1 * (needed / MARGIN + measuring))  # a tenth more: speeds vary
+    names, several = " and ".join(least.methods), "s" if least.seeds > 1 else ""
+    return (
+        f"--budget of {duration(seconds)} is too short: {names} with {least.seeds} seed{several} and "
+        f"{least.epochs} epochs, the fewest at which this recipe still learns, take about "
+        f"{duration(needed)} on this machine; use --budget {enough} or more, a smaller --model, or fewer "
+        "images"
+    )
+
+
+def describe_fit(asked: Fit, fit: Fit) -> str:
+    """What was dropped to fit the time, in words; empty if nothing was."""
+    dropped = [method for method in asked.methods if method not in fit.methods]
+    parts = [
+        f"{fit.seeds} of {asked.seeds} seeds" if fit.seeds < asked.seeds else "",
+        f"{len(fit.methods)} of {len(asked.methods)} methods (without {', '.join(dropped)})"
+        if dropped
+        else "",
+        f"{fit.epochs} of {asked.epochs} epochs" if fit.epochs < asked.epochs else "",
+    ]
+    return ", ".join(part for part in parts if part)
 
 
 def slowest(methods: Sequence[str]) -> str:
@@ -129,35 +208,6 @@ def slowest(methods: Sequence[str]) -> str:
         return method.draw != "none" and method.clean_weight > 0, method.num_virtual, len(method.axes)
 
     return max(methods, key=cost)
-
-
-def measure_epoch(recipe: Recipe, budget: float, execution: Execution) -> tuple[float, float]:
-    """Seconds before the first epoch and seconds per epoch, from a trial run in a temporary folder."""
-    least, most = TRIAL_SECONDS
-    limit = min(max(TRIAL_SHARE * budget, least), most)
-    reports: list[tuple[float, float]] = []  # time, and epochs done
-    started = time.monotonic()
-
-    def listen(progress: RunProgress) -> None:
-        reports.append((time.monotonic() - started, progress.epoch))
-        if len(reports) > 2 and reports[-1][0] > limit:
-            raise EnoughMeasured
-
-    trial = dataclasses.replace(recipe, epochs=TRIAL_EPOCHS, lr_drops=None, eval_every=TRIAL_EPOCHS)
-    # A trial that diverges has been timed; the run itself will report the divergence.
-    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(EnoughMeasured, Diverged):
-        train(trial, dataclasses.replace(execution, out=Path(folder), trackers=()), listen)
-    return epoch_seconds(reports, time.monotonic() - started)
-
-
-def epoch_seconds(reports: Sequence[tuple[float, float]], total: float) -> tuple[float, float]:
-    """Seconds of start-up and of an epoch; the time before the first report, with its warm-up, is not
-    counted."""
-    if len(reports) < 2 or reports[-1][1] <= reports[0][1]:
-        return 0.0, total
-    (first, done), (last, all_done) = reports[0], reports[-1]
-    epoch = (last - first) / (all_done - done)
-    return max(0.0, total - all_done * epoch), epoch
 
 
 def work(recipe: Recipe) -> float:

@@ -18,6 +18,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,8 @@ from typing import NamedTuple
 
 import torch
 
-from icmixup.lab.datasets import Dataset
+from icmixup.lab.datasets import Dataset, take_fold
+from icmixup.lab.training.definitions import pack_definitions, unpack_definitions
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import Diverged, OnProgress, RunProgress, Stopped, train, training_data
 from icmixup.lab.training.ranks import compare_notes, join_ranks, pick_device, world_size
@@ -41,6 +43,11 @@ from icmixup.lab.training.run_folder import Row
 RUN_BYTES = 3 * 10**9
 STOP_SECONDS = 10.0  # for the checkpoint of an interrupted run
 RETRIES = 1  # of a run whose process died
+TRIAL_REPORTS = 3  # of progress at least: the time between the first and the last is measured
+NOT_STARTED = (
+    "a worker process failed while starting; its error is printed above. Every worker imports the main "
+    'script again, so a script must call compare under if __name__ == "__main__":, or use workers=1'
+)
 
 
 class Outcome(NamedTuple):
@@ -72,8 +79,28 @@ class Collector:
             self.on_progress(recipe, progress)
 
 
+class TrialEnded(Stopped):
+    """Ends a run that only measures speed."""
+
+
+def end_after(seconds: float, on_progress: OnProgress | None) -> OnProgress:
+    """A progress callback that ends a run `seconds` after its first report."""
+    reports: list[float] = []
+
+    def listen(progress: RunProgress) -> None:
+        reports.append(time.monotonic())
+        if on_progress is not None:
+            on_progress(progress)
+        if len(reports) >= TRIAL_REPORTS and reports[-1] - reports[0] >= seconds:
+            raise TrialEnded
+
+    return listen
+
+
 def run_recipe(recipe: Recipe, execution: Execution, on_progress: OnProgress | None) -> Outcome:
     """Train or resume one run. Divergence is an outcome; any other error is raised."""
+    if execution.trial_seconds is not None:
+        on_progress = end_after(execution.trial_seconds, on_progress)
     if execution.threads is not None:
         torch.set_num_threads(execution.threads)
     device = pick_device(execution.device)
@@ -83,26 +110,37 @@ def run_recipe(recipe: Recipe, execution: Execution, on_progress: OnProgress | N
         return Outcome(train(recipe, execution, on_progress))
     except Diverged as error:
         return Outcome(None, str(error))
+    except TrialEnded:
+        return Outcome(None, "end of the trial")
 
 
 LoadData = Callable[[Recipe], Dataset]
 
 
 def remember_data(execution: Execution) -> LoadData:
-    """A loader that keeps the last dataset: runs of a sweep mostly share it."""
-    if execution.dataset is not None:
-        dataset = execution.dataset
-        return lambda _: dataset
+    """A loader that keeps the last dataset, and the last fold of it: runs of a sweep mostly share them."""
     load = functools.lru_cache(maxsize=1)(functools.partial(training_data, execution=execution))
-    return lambda recipe: load(data_recipe(recipe))
+    fold = functools.lru_cache(maxsize=1)(take_fold)
+
+    def find(recipe: Recipe) -> Dataset:
+        whole = replace(data_recipe(recipe), fold=None, seed=0)  # folds share their images
+        data = load(whole) if execution.dataset is None else execution.dataset
+        return data if recipe.fold is None else fold(data, recipe.data)
+
+    return find
 
 
 def data_recipe(recipe: Recipe) -> Recipe:
-    """The part of a recipe that its data depends on; equal for runs that share their data."""
+    """The part of a recipe that its data depends on; equal for runs that share their data.
+
+    That is the seed too if there are folds, since every seed has its own.
+    """
     kinds: tuple[type, ...] = (Subset, Transfer, Fingerprints) if recipe.weights is not None else (Subset,)
     names = [entry.name for kind in kinds for entry in dataclasses.fields(kind)]
     names += ["model"] if recipe.weights is not None else []
     kept = {name: getattr(recipe, name) for name in names}
+    if recipe.folds is not None:
+        kept |= {"folds": recipe.folds, "fold": recipe.fold, "seed": recipe.seed}
     return Recipe(dataset=recipe.dataset, method="erm", **kept)
 
 
@@ -173,7 +211,8 @@ def split_execution(execution: Execution, number: int) -> list[Execution]:
 def without_dataset(execution: Execution) -> Execution:
     """The execution as it is sent to another process, which loads the images again and verifies them."""
     data = execution.dataset
-    return replace(execution, dataset=None, fingerprint=None if data is None else data.fingerprint)
+    packed = pack_definitions(execution)
+    return replace(packed, dataset=None, fingerprint=None if data is None else data.fingerprint)
 
 
 def has_one_gpu(device: str | None) -> bool:
@@ -202,6 +241,7 @@ class Worker:
     def __init__(self, execution: Execution) -> None:
         self.execution = execution
         self.recipe: Recipe | None = None  # in progress
+        self.started = False  # whether it has sent anything
         # A fork would share a GPU's context and torch's threads.
         context = multiprocessing.get_context("spawn")
         self.pipe, far_end = context.Pipe()
@@ -275,6 +315,7 @@ class ProcessPool:
         except (EOFError, OSError):  # the process died, possibly in the middle of a message
             self.replace(worker, recipe)
             return
+        worker.started = True
         if isinstance(message, RunProgress):
             self.collector.progress(recipe, message)
         elif isinstance(message, Exception):
@@ -286,6 +327,8 @@ class ProcessPool:
     def replace(self, dead: Worker, recipe: Recipe) -> None:
         """Start a new worker, which resumes from the last checkpoint; give up a run that dies twice."""
         code = dead.stop()
+        if code == 1 and not dead.started:  # an error, not a signal: it would happen again
+            raise RuntimeError(NOT_STARTED) from None
         self.workers[self.workers.index(dead)] = Worker(dead.execution)
         self.deaths[recipe] += 1
         if self.deaths[recipe] <= RETRIES:
@@ -305,6 +348,12 @@ def describe_death(recipe: Recipe, code: int | None) -> str:
 def serve(pipe: Connection, execution: Execution) -> None:
     """The loop of a worker process: recipes in, progress and outcomes out, until the pipe ends."""
     signal.signal(signal.SIGTERM, interrupt_once)  # from Worker.stop; Ctrl-C is blocked here
+    try:
+        execution = unpack_definitions(execution)
+    except ValueError as error:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is nothing to save
+        pipe.send(error)
+        return
     load = remember_data(execution)
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):  # the parent is gone, or ends us
         while True:

@@ -11,6 +11,7 @@ from typing import Any
 
 from icmixup.lab.training.recipe import Recipe, Task, read_recipe
 
+FOLDS_FILE = "folds.json"  # in the folder of the pooled predictions of cross-validation
 TASK = {entry.name for entry in dataclasses.fields(Task)}
 
 
@@ -64,11 +65,12 @@ def read_recipe_file(path: Path) -> Recipe:
 
 
 def read_run_names(path: Path) -> list[str]:
-    """The folders of the runs in a comparison.json; a ValueError names the file if it is damaged."""
+    """The folders of the runs in a comparison.json or a folds.json; a ValueError names a damaged file."""
     found = read_json(path)
     try:
-        return [str(row["folder"]) for row in found["runs"]]
-    except (KeyError, TypeError) as error:
+        rows = [found] if path.name == FOLDS_FILE else found["runs"]
+        return [str(name) for row in rows for name in row.get("fold_folders") or [row["folder"]]]
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a comparison: it has no list of runs with their folders") from error
 
 
@@ -85,23 +87,33 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def read_budgets(path: Path) -> dict[str, int]:
-    """The numbers of epochs in a budgets.json; damaged found are reported and measured again."""
+def read_budgets(path: Path) -> dict[str, dict[str, Any]]:
+    """The plans in a budgets.json: epochs, seeds and methods; damaged ones are reported and made again."""
     if not path.exists():
         return {}
     try:
         found = read_json(path)
     except ValueError as error:
-        warnings.warn(f"{error}; epochs are measured again", stacklevel=3)
+        warnings.warn(f"{error}; speed is measured again", stacklevel=3)
         return {}
     if not isinstance(found, dict):
-        warnings.warn(f"{path} is not a table of epochs; they are measured again", stacklevel=3)
+        warnings.warn(f"{path} is not a table of plans; speed is measured again", stacklevel=3)
         return {}
-    known = {key: value for key, value in found.items() if type(value) is int and 1 <= value <= 10**6}
+    known = {key: value for key, value in found.items() if is_budget(value)}
     if len(known) < len(found):
         bad = next(key for key in found if key not in known)
         warnings.warn(
-            f"{path}: {bad} is not a number of epochs ({found[bad]!r:.60}); it is measured again",
-            stacklevel=3,
+            f"{path}: {bad} is not a plan ({found[bad]!r:.60}); speed is measured again", stacklevel=3
         )
     return known
+
+
+def is_budget(plan: object) -> bool:
+    """Whether a value is a number of epochs, a number of seeds and a list of methods."""
+    if not isinstance(plan, dict) or plan.keys() != {"epochs", "seeds", "methods"}:
+        return False
+    numbers = (plan["epochs"], plan["seeds"])
+    if not all(type(number) is int and 1 <= number <= 10**6 for number in numbers):
+        return False
+    methods = plan["methods"]
+    return isinstance(methods, list) and bool(methods) and all(isinstance(name, str) for name in methods)

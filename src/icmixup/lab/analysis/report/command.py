@@ -6,12 +6,20 @@ import dataclasses
 import shlex
 from collections.abc import Sequence
 
-from icmixup.lab.training.recipe import RECIPES, Fingerprints, Recipe, Task
+from icmixup.lab.training.recipe import (
+    RECIPES,
+    Augmentation,
+    Mixing,
+    Numerics,
+    Optimisation,
+    Recipe,
+    Subset,
+    Transfer,
+)
 
-# Set by the dataset or the method, or filled in from files; min_steps is 0 where --epochs is given.
-NOT_FLAGS = {entry.name for kind in (Task, Fingerprints) for entry in dataclasses.fields(kind)} | {
-    "min_steps"
-}
+# Groups of fields that are flags of `icmixup compare`; min_steps is 0 where --epochs is given.
+GROUPS = (Subset, Transfer, Optimisation, Augmentation, Mixing, Numerics)
+FLAGS = ["folds", *(entry.name for kind in GROUPS for entry in dataclasses.fields(kind))]
 LINEAR = "linear"  # the model of a comparison on features from a file, which is not a flag
 
 
@@ -39,9 +47,9 @@ def repeat_command(
 
 
 def changed_fields(recipe: Recipe, base: Recipe) -> list[str]:
-    """Names of the fields, other than NOT_FLAGS, in which two recipes differ."""
-    names = [entry.name for entry in dataclasses.fields(recipe) if entry.name not in NOT_FLAGS]
-    return [name for name in names if getattr(recipe, name) != getattr(base, name)]
+    """Names of the fields with a flag in which two recipes differ."""
+    differ = [name for name in FLAGS if getattr(recipe, name) != getattr(base, name)]
+    return [name for name in differ if name != "min_steps"]
 
 
 def as_flag(name: str, value: object) -> list[str]:

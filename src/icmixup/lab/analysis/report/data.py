@@ -27,7 +27,7 @@ from icmixup.lab.comparison.statistics import (
     paired_difference,
     without_none,
 )
-from icmixup.lab.comparison.table import accuracy_columns, calibration_columns
+from icmixup.lab.comparison.table import accuracy_columns, calibration_columns, tuned_columns
 from icmixup.lab.training.evaluate import FEW_BELOW, MANY_ABOVE
 from icmixup.lab.training.inputs import read_inputs
 from icmixup.lab.training.recipe import Recipe
@@ -409,7 +409,8 @@ def predictions_reason(study: Study, summaries: Mapping[Key, Summary]) -> str:
 
 def result_table(study: Study) -> Json:
     """The terminal's table: headings, and one row per variant."""
-    columns = [*accuracy_columns(study), *calibration_columns()]
+    tuned = [] if study.comparison is None else tuned_columns(study.comparison)
+    columns = [*accuracy_columns(study), *tuned, *calibration_columns()]
     methods = {variant.name: variant.method for variant in study.variants}
     return {
         "headings": ["method", *(" ".join(column.heading.split()) for column in columns)],
@@ -485,11 +486,16 @@ def warnings_of(study: Study, parts: Parts) -> list[str]:
 def commands(study: Study) -> list[str]:
     """The commands that repeat the comparison, one for each recipe."""
     if (stored := read_overview(study.overview)) is not None:
-        recipe = study.recipe or first_run(study).recipe
-        return [repeat_command(recipe, stored.methods, stored.seeds, study.baseline, stored.adaptive)]
+        recipe = first_run(study).recipe if study.comparison is None else study.comparison.recipe
+        tuning = stored.tuning.split() if stored.tuning else []
+        return [
+            repeat_command(recipe, stored.methods, stored.seeds, study.baseline, stored.adaptive)
+            + (f" --tune {tuning[0]}" if tuning and tuning[0].isdigit() else "")
+        ]
     groups: dict[str, list[Run]] = {}
     for (name, _), run in study.runs.items():
-        groups.setdefault(settings_of(name), []).append(run)
+        if run.recipe.after == "none":  # others are made from trained runs, by icmixup retrain
+            groups.setdefault(settings_of(name), []).append(run)
     found = []
     for runs in groups.values():
         methods = [v.method for v in study.variants if any(run.recipe.method == v.method for run in runs)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from icmixup.lab.analysis.report.data import Progress
 from icmixup.lab.analysis.report.make import REPORT_FILE, Summaries, read_summaries, report_comparison
 from icmixup.lab.analysis.report.study import correct_answers
-from icmixup.lab.comparison.compare import Comparison, Failure, summarise
+from icmixup.lab.comparison.compare import Comparison, Failure, Tuned, summarise
 from icmixup.lab.comparison.statistics import take_look
 from icmixup.lab.sweep.progress import Display
 from icmixup.lab.training.execution import Execution
@@ -28,6 +28,8 @@ class LiveReport:
     baseline: str
     execution: Execution
     overview: Mapping[str, object]
+    tuned: Tuned | None = None
+    full_epochs: int | None = None
     rows: dict[str, Row] = field(default_factory=dict)  # by run folder
     failures: list[Failure] = field(default_factory=list)
     summaries: Summaries = field(default_factory=dict)
@@ -74,6 +76,8 @@ class LiveReport:
             self.overview,
             looks=[take_look(rows, self.methods, seeds, correct)],
             seeds_only=seeds_only,
+            full_epochs=self.full_epochs,
+            tuned=self.tuned,
         )
 
     def finish(self, comparison: Comparison) -> Path | None:

@@ -26,11 +26,10 @@ from icmixup.lab.comparison.statistics import Correct, Look, Standing, rank_meth
 from icmixup.lab.comparison.verdict import footnote
 from icmixup.lab.training.recipe import Recipe, read_recipe
 from icmixup.lab.training.run_folder import Row, Run, read_identity
-from icmixup.lab.training.stored import read_json, read_recipe_file
+from icmixup.lab.training.stored import FOLDS_FILE, read_json, read_recipe_file
 from icmixup.lab.training.trained import describe_folder
 
 REMEDY = "pass folders of finished runs or of comparisons, for example runs/*"
-FOLDS_FILE = "folds.json"  # in the folder of the pooled predictions of cross-validation
 RECIPE_FIELDS = tuple(entry.name for entry in fields(Recipe))
 Key = tuple[str, int]  # variant, seed
 
@@ -66,7 +65,7 @@ class Study:
     footnote: str
     failures: tuple[Failure, ...] = ()
     overview: Mapping[str, object] = field(default_factory=dict)
-    recipe: Recipe | None = None  # of the baseline, if all runs are of one comparison
+    comparison: Comparison | None = None  # if all runs are of one
     notes: tuple[str, ...] = ()
 
     @property
@@ -236,7 +235,7 @@ def study_comparison(comparison: Comparison, runs: Mapping[Key, Run], notes: Seq
         footnote=comparison.footnote,
         failures=comparison.failures,
         overview=comparison.overview,
-        recipe=comparison.recipe,
+        comparison=comparison,
         notes=tuple(notes),
     )
 
