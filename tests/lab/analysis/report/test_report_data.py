@@ -314,6 +314,19 @@ def test_runs_of_two_comparisons_are_named_by_what_differs(copied: Path, tmp_pat
     assert found.data["shifted"] is None
 
 
+def test_folds_are_shown_as_one_run_of_each_seed(tmp_path: Path):
+    args = ["compare", "digits", *TINY, "--epochs", "1", "--methods", "erm", "mixup", "--seeds", "1"]
+    args += ["--folds", "2", "--device", "cpu", "--workers", "1", "--out", str(tmp_path), "--name", "folds"]
+    assert main(args) == 0
+    written = Page(tmp_path / "folds" / "report.html")
+    again, study = make_page(tmp_path / "folds", out=tmp_path / "report.html")
+    assert sorted(study.runs) == [("erm", 0), ("mixup", 0)]
+    assert again.data == written.data
+    assert sum(written.data["classes"]["test"]) == 1797
+    assert written.data["learning"][0]["loss"]
+    assert "--folds" in written.data["between"]["reason"]
+
+
 def test_unfinished_runs_are_named_and_left_out(copied: Path, tmp_path: Path):
     left = next(copied.parent.glob("*.erm.s1.*"))
     (left / "result.json").unlink()

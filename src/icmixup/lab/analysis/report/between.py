@@ -78,6 +78,8 @@ def between_classes(
             "these runs trained a linear head on features, so there is no network that takes mixed images; "
             "train on images, with --train all"
         )
+    if any(run.recipe.folds is not None for run in runs.values()):
+        return Between("with --folds each test image has a network of its own")
     known = [summary for (name, _), summary in summaries.items() if name in runs]
     if not known:
         return Between("the runs have no predictions to choose pairs of test images from")

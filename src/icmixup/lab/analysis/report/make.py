@@ -176,6 +176,8 @@ def mistake_thumbnails(
         return {}, NO_THUMBNAILS
     if not summaries:
         return {}, ""
+    if any(run.recipe.folds is not None for run in study.runs.values()):
+        return {}, "with --folds the test images are in several parts of the dataset"
     if not finished and any(run.recipe.train == "head" for run in study.runs.values()):
         return {}, "images behind features are loaded when all runs are finished"
     try:

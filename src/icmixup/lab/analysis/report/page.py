@@ -74,7 +74,9 @@ def headline(verdict: str) -> tuple[str, str]:
 def sentence(text: str) -> str:
     """With a full stop, and a capital where it starts with a word that is not a name."""
     first = text.partition(" ")[0].rstrip(":;,")
-    text = text[:1].upper() + text[1:] if first in ("no", "the", "this", "none", "so") else text
+    text = (
+        text[:1].upper() + text[1:] if first in ("no", "the", "this", "none", "so", "one", "about") else text
+    )
     text = text.replace(" %", "\u00a0%")
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
