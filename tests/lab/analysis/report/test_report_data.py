@@ -327,6 +327,17 @@ def test_folds_are_shown_as_one_run_of_each_seed(tmp_path: Path):
     assert "--folds" in written.data["between"]["reason"]
 
 
+def test_an_overview_of_an_earlier_version_keeps_its_warnings(copied: Path, tmp_path: Path):
+    path = copied / "comparison.json"
+    stored = json.loads(path.read_text())
+    for name in ("folds", "budget", "tuning", "class_counts"):
+        del stored["overview"][name]
+    path.write_text(json.dumps(stored))
+    found, _ = make_page(copied, out=tmp_path / "report.html")
+    assert "599 test images can hardly show" in found.text
+    assert "a third of each class held out" in found.text
+
+
 def test_unfinished_runs_are_named_and_left_out(copied: Path, tmp_path: Path):
     left = next(copied.parent.glob("*.erm.s1.*"))
     (left / "result.json").unlink()

@@ -5,6 +5,7 @@ Lists by variant are in the order of `variants`, highest accuracy first; lists b
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -468,10 +469,20 @@ def first_run(study: Study) -> Run:
 
 
 def read_overview(stored: Mapping[str, object]) -> Overview | None:
-    """The overview of a comparison.json; None if it was written by another version."""
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
+    """The overview of a comparison.json, also of an earlier version; None if there is none."""
+    if not stored:
+        return None
+    known = {entry.name: str(entry.type) for entry in dataclasses.fields(Overview)}
+    values = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in stored.items()
+        if name in known
+    }
+    later = {
+        name: "" if kind == "str" else None for name, kind in known.items() if kind in ("str", "int | None")
+    }
     try:
-        return Overview(**fields)  # type: ignore[arg-type]
+        return Overview(**(later | values))  # type: ignore[arg-type]
     except TypeError:
         return None
 
