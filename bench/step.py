@@ -24,6 +24,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
@@ -36,7 +37,7 @@ from icmixup.lab.models import build_model
 from icmixup.lab.sweep import warn_of_failure
 from icmixup.lab.sweep.local import Collector, run_in_threads
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.loop import train
+from icmixup.lab.training.loop import RunProgress, train
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import provenance
 
@@ -120,18 +121,57 @@ def measure_plain(recipe: Recipe, data: Dataset, device: torch.device, steps: in
     return {"seconds": statistics.fmean(times[len(times) // 5 :])}
 
 
+Reports = dict[int, list[tuple[float, float]]]  # of each run: seconds, and epochs done by then
+
+
+def overlapping_speed(reports: Reports, images: int) -> float:
+    """Images a second of all runs together, over the time in which all of them train.
+
+    That is from the first report of the run that starts last, to the last report of the run that ends first.
+    Between two reports a run is taken to be steady.
+
+    Args:
+        images: of an epoch.
+    """
+    start = max(points[0][0] for points in reports.values())
+    end = min(points[-1][0] for points in reports.values())
+    if end <= start:
+        raise ValueError(
+            f"the {len(reports)} runs never train at the same time: one ends before another has done an "
+            "epoch; use more --epochs"
+        )
+    epochs = 0.0
+    for points in reports.values():
+        seconds, done = zip(*points, strict=True)
+        first, last = np.interp([start, end], seconds, done)
+        epochs += last - first
+    return epochs * images / (end - start)
+
+
+def measure_together(
+    recipe: Recipe, data: Dataset, device: torch.device, at_once: int, folder: Path
+) -> float:
+    """Images a second of `at_once` runs in threads."""
+    execution = Execution(out=folder, data_dir=folder, dataset=data, device=str(device))
+    reports: Reports = {seed: [] for seed in range(at_once)}
+
+    def listen(running: Recipe, progress: RunProgress) -> None:
+        reports[running.seed].append((time.perf_counter(), progress.epoch))
+
+    recipes = [dataclasses.replace(recipe, seed=seed) for seed in reports]
+    run_in_threads(recipes, execution, at_once, Collector({}, None, listen, warn_of_failure))
+    return overlapping_speed(reports, len(data.train))
+
+
 def measure_ours(recipe: Recipe, data: Dataset, device: torch.device, at_once: int = 1) -> dict[str, float]:
     """Our step; of several runs at once, the images that all of them take together."""
     with tempfile.TemporaryDirectory() as folder:
-        execution = Execution(out=Path(folder), data_dir=Path(folder), dataset=data, device=str(device))
-        if at_once == 1:
-            rows = [train(recipe, execution)]
+        if at_once > 1:
+            speed = measure_together(recipe, data, device, at_once, Path(folder))
         else:
-            recipes = [dataclasses.replace(recipe, seed=seed) for seed in range(at_once)]
-            collector = Collector({}, None, None, warn_of_failure)
-            run_in_threads(recipes, execution, at_once, collector)
-            rows = list(collector.rows.values())
-    return {"seconds": recipe.batch_size / sum(row["images_per_second"] for row in rows)}
+            execution = Execution(out=Path(folder), data_dir=Path(folder), dataset=data, device=str(device))
+            speed = train(recipe, execution)["images_per_second"]
+    return {"seconds": recipe.batch_size / speed}
 
 
 def compile_model(recipe: Recipe, classes: int, device: torch.device) -> None:

@@ -16,7 +16,7 @@ from torch import distributed as dist
 from torch import multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
-from icmixup import InfiniteClassLoss, draw_mixup, infinite_class_loss, mix_targets, training_loss
+from icmixup import METHODS, InfiniteClassLoss, draw_mixup, infinite_class_loss, mix_targets, training_loss
 from icmixup.large_batch import cached_backward
 
 C, D = 5, 4
@@ -175,6 +175,20 @@ def manifold_gradients(rank: int, sizes: tuple[int, ...]) -> dict[str, Any]:
     return found
 
 
+def deferred_gradients(rank: int, sizes: tuple[int, ...]) -> list[Tensor]:
+    """The class weights of ldam-drw, on this rank's share of unequal batches."""
+    own = torch.arange(sum(sizes)).split(sizes)[rank]
+    return list(weighted_gradients(own, sum(sizes)))
+
+
+def weighted_gradients(rows: Tensor, pairs: int) -> tuple[Tensor, ...]:
+    features, _ = make_batch(pairs)
+    counts, model = torch.tensor([50, 20, 9, 3, 1]), make_network()
+    labels = torch.arange(pairs) % C
+    training_loss(model, features[rows], labels[rows], METHODS["ldam-drw"].at(1), counts).backward()
+    return tuple(weight.grad for weight in model.parameters() if weight.grad is not None)
+
+
 def make_network() -> nn.Sequential:
     with torch.random.fork_rng():
         torch.manual_seed(2)
@@ -192,7 +206,7 @@ def start_rank(rank: int, sizes: tuple[int, ...], port: int, folder: Path) -> No
     )
     works = (
         *(gather_losses, disagree, wrapped_gradients, validate_alone),
-        *(second_derivative, manifold_gradients),
+        *(second_derivative, manifold_gradients, deferred_gradients),
     )
     found = {work.__name__: work(rank, sizes) for work in works}
     torch.save(found, folder / f"{rank}.pt")
@@ -237,6 +251,16 @@ def test_the_mean_over_ranks_is_the_loss_and_gradient_of_one_process(
     loss, gradient = alone(name, pairs=sum(SIZES[len(losses)]))
     torch.testing.assert_close(torch.stack([each[0] for each in found]).mean(), loss)
     torch.testing.assert_close(torch.stack([each[1] for each in found]).mean(dim=0), gradient)
+
+
+def test_class_weights_give_the_gradient_of_one_process(found: list[dict[str, Any]]) -> None:
+    pairs = sum(SIZES[len(found)])
+    for whole, *parts in zip(
+        weighted_gradients(torch.arange(pairs), pairs),
+        *(each["deferred_gradients"] for each in found),
+        strict=True,
+    ):
+        torch.testing.assert_close(torch.stack(parts).mean(dim=0), whole)
 
 
 @pytest.mark.parametrize("name", CHOICES)

@@ -93,7 +93,7 @@ pairs = icm.draw_mixup(labels, alpha=0.2)
 inputs = icm.mix_inputs(images, pairs)
 targets = icm.mix_targets(labels, pairs, num_classes=3)
 icm.infinite_class_loss(model(inputs), targets).backward()
-for method in icm.METHODS:
+for method in (row.at(1) for row in icm.METHODS.values()):
     icm.training_loss(model, images, labels, method, counts).backward()
 print(icm.fit_temperature(model(images).detach(), labels) > 0)
 """

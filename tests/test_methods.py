@@ -40,9 +40,10 @@ SPELLINGS = (
     "mixup-cutmix ic-mixup-cutmix manifold ic-manifold ic-mixup-centred "
     "ic-mixup-cutmix-centred ic-mixup-sources ic-mixup-classes "
     "balanced balanced-mixup balanced-mixup-cutmix balanced-regmixup balanced-ic-regmixup "
-    "balanced-ic-regmixup-cutmix ic-balanced-mixup ic-balanced-mixup-cutmix"
+    "balanced-ic-regmixup-cutmix focal ldam ldam-drw erm-drw ic-balanced-mixup ic-balanced-mixup-cutmix"
 )
 EVERY_METHOD = pytest.mark.parametrize("name", METHODS)
+PLAIN = {"erm", "balanced", "focal", "ldam", "ldam-drw", "erm-drw"}  # without mixing
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -138,8 +139,8 @@ WRITTEN_OUT: dict[str, tuple[Any, Any, bool]] = {
 
 def test_methods_are_spelled_as_the_design_says() -> None:
     assert list(METHODS) == SPELLINGS.split()
-    assert len(METHODS) == 27
-    assert set(METHODS) - set(WRITTEN_OUT) == {"erm", "balanced", "manifold", "ic-manifold"}
+    assert len(METHODS) == 31
+    assert set(METHODS) - set(WRITTEN_OUT) == {*PLAIN, "manifold", "ic-manifold"}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -193,6 +194,63 @@ def test_erm_is_cross_entropy_and_balanced_is_that_of_scores_plus_log_counts(
     torch.testing.assert_close(training_loss(model, images, labels, "balanced", COUNTS), total / B)
 
 
+@pytest.mark.parametrize("tau", [0.0, 0.5, 2.0])
+def test_tau_scales_the_log_counts_of_logit_adjustment(
+    model: nn.Module, images: Tensor, labels: Tensor, tau: float
+) -> None:
+    method = replace(METHODS["balanced"], adjust_tau=tau)
+    expected = F.cross_entropy(model(images) + tau * COUNTS.log(), labels)
+    torch.testing.assert_close(training_loss(model, images, labels, method, COUNTS), expected)
+
+
+def test_focal_loss_has_the_factor_of_lin_et_al(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    p = model(images).softmax(dim=1)[torch.arange(B), labels]
+    expected = (-((1 - p) ** 2) * p.log()).mean()  # their Eq. 4, gamma = 2
+    torch.testing.assert_close(training_loss(model, images, labels, "focal"), expected)
+
+
+def test_focal_loss_has_finite_gradients_where_an_image_is_certain() -> None:
+    scores = torch.tensor([[60.0, -60.0], [0.0, 3.0]], requires_grad=True)
+    method = replace(METHODS["focal"], focal_gamma=0.5)
+    training_loss(nn.Identity(), scores, torch.tensor([0, 1]), method).backward()
+    assert scores.grad is not None
+    assert scores.grad.isfinite().all()
+
+
+def test_ldam_is_the_loss_of_its_authors_code(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    """LDAMLoss of Cao et al. (2019) with max_m=0.5 and s=30, whose scores are 30 cosines here."""
+    scores = model(images)
+    margins = 1 / COUNTS.double() ** 0.25
+    margins = margins * (0.5 / margins.max())
+    at_label = F.one_hot(labels, C).bool()
+    expected = F.cross_entropy(torch.where(at_label, scores - 30 * margins[None], scores), labels)
+    torch.testing.assert_close(training_loss(model, images, labels, "ldam", COUNTS).double(), expected)
+
+
+@pytest.mark.parametrize(("name", "first"), [("ldam-drw", "ldam"), ("erm-drw", "erm")])
+def test_deferred_weights_enter_after_four_fifths_of_training(
+    model: nn.Module, images: Tensor, labels: Tensor, name: str, first: str
+) -> None:
+    assert METHODS[name].at(159 / 200) == METHODS[first]
+    late = METHODS[name].at(160 / 200)
+    assert late == METHODS[name].at(1.0)
+    assert late.class_sizes == "effective"
+    assert METHODS["erm"].at(0.0) == METHODS["erm"]
+    with pytest.raises(ValueError, match=r"only after 0.8 of training; pass method.at\(epoch / epochs\)"):
+        training_loss(model, images, labels, name, COUNTS)
+
+
+def test_class_weights_are_the_inverse_effective_numbers_of_cui_et_al(
+    model: nn.Module, images: Tensor, labels: Tensor
+) -> None:
+    labels = labels.clamp(max=2)  # not all classes are in the batch
+    weights = [(1 - 0.9999) / (1 - 0.9999**n) for n in COUNTS.tolist()]
+    weight = torch.tensor([w / sum(weights) * C for w in weights])
+    expected = F.cross_entropy(model(images), labels, weight=weight)
+    actual = training_loss(model, images, labels, METHODS["erm-drw"].at(1), COUNTS)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
+
+
 @EVERY_METHOD
 def test_every_method_trains(name: str, labels: Tensor) -> None:
     torch.manual_seed(0)
@@ -203,7 +261,7 @@ def test_every_method_trains(name: str, labels: Tensor) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
     def loss(seed: int) -> Tensor:
-        return training_loss(model, images, labels, name, COUNTS, generator=seeded(seed))
+        return training_loss(model, images, labels, METHODS[name].at(0), COUNTS, generator=seeded(seed))
 
     before = sum(loss(seed).item() for seed in range(8)) / 8
     for step in range(25):
@@ -220,9 +278,10 @@ def test_every_method_trains(name: str, labels: Tensor) -> None:
 def test_labels_may_be_integers_or_shares(
     model: nn.Module, images: Tensor, labels: Tensor, name: str
 ) -> None:
-    expected = training_loss(model, images, labels, name, COUNTS, generator=seeded())
+    method = METHODS[name].at(1)
+    expected = training_loss(model, images, labels, method, COUNTS, generator=seeded())
     for other in (labels.int(), labels.to(torch.uint8), F.one_hot(labels, C), F.one_hot(labels, C).float()):
-        actual = training_loss(model, images, other, name, COUNTS, generator=seeded())
+        actual = training_loss(model, images, other, method, COUNTS, generator=seeded())
         torch.testing.assert_close(actual, expected)
 
 
@@ -232,7 +291,8 @@ def test_generator_alone_decides(model: nn.Module, images: Tensor, labels: Tenso
     for seed in (1, 2):
         torch.manual_seed(seed)
         before = torch.get_rng_state()
-        losses.append(training_loss(model, images, labels, name, COUNTS, generator=seeded(3)))
+        method = METHODS[name].at(1)
+        losses.append(training_loss(model, images, labels, method, COUNTS, generator=seeded(3)))
         assert torch.get_rng_state().equal(before)
     assert losses[0].equal(losses[1])
 
@@ -451,15 +511,20 @@ def test_class_counts_of_another_length_are_never_taken(
 ) -> None:
     words = rf"{len(counts)} class_counts but scores of 4 classes|the classes are 0 to {len(counts) - 1}"
     with pytest.raises(ValueError, match=words):
-        training_loss(model, images, labels, name, counts)
+        training_loss(model, images, labels, METHODS[name].at(1), counts)
 
 
 BAD_ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "draw": (r"draw must be one of 'none', 'mixup', 'remix', 'cutmix', .* got 'cutmx'", {"draw": "cutmx"}),
     "class_sizes": (
-        r"class_sizes must be one of 'none', 'adjust', 'adjust-clean', 'weigh', got 'ajust'",
+        r"class_sizes must be one of 'none', 'adjust', 'adjust-clean', 'weigh', 'effective', got 'ajust'",
         {"class_sizes": "ajust"},
     ),
+    "negative tau": (r"adjust_tau must be a number of at least 0, got -1", {"adjust_tau": -1.0}),
+    "tau without adjustment": (r"adjust_tau=2.0 has no effect .*class_sizes=", {"adjust_tau": 2.0}),
+    "negative gamma": (r"focal_gamma must be a number of at least 0", {"focal_gamma": -0.5}),
+    "margin of nothing": (r"margin=1.0 has no effect .*no axes, or", {"margin": 1.0, "axes": AXES}),
+    "deferred nothing": (r"defer=0.5 has no effect .*\"effective\"", {"defer": 0.5}),
     "mode": (r"mode must be one of .* got 'sample'", {"mode": "sample"}),
     "axes": (
         r"axes must be a tuple of one or both of .* got \('class', 'image'\)",

@@ -54,7 +54,7 @@ def test_inputs_and_targets_are_those_of_the_drawn_pairs(images: Tensor, labels:
 def test_mixer_and_its_criterion_are_training_loss(
     model: nn.Module, images: Tensor, labels: Tensor, name: str
 ) -> None:
-    method = replace(METHODS[name], label_smoothing=0.1)
+    method = replace(METHODS[name].at(1), label_smoothing=0.1)
     expected = training_loss(model, images, labels, method, COUNTS, generator=seeded())
     mixer = Mixer(method, C, COUNTS, generator=seeded())
     inputs, targets = mixer(images, labels)
@@ -65,7 +65,7 @@ def test_mixer_and_its_criterion_are_training_loss(
 def test_on_integer_labels_the_criterion_is_cross_entropy(
     model: nn.Module, images: Tensor, labels: Tensor, name: str
 ) -> None:
-    criterion = Mixer(name, C, COUNTS).criterion().eval()
+    criterion = Mixer(METHODS[name].at(1), C, COUNTS).criterion().eval()
     scores = model(images)
     torch.testing.assert_close(criterion(scores, labels), F.cross_entropy(scores, labels))
 

@@ -371,7 +371,7 @@ OBJECTIVE = [
         "mixed.shape[1], label_smoothing=method.label_smoothing)",
         "mixed.shape[1])",
     ),
-    ("clean labels not smoothed", "        label_smoothing=method.label_smoothing,\n", ""),
+    ("clean labels not smoothed", "class_counts, method.label_smoothing)", "class_counts)"),
     ("clean labels not checked", "        check_labels(labels, scores.shape[1])\n", ""),
     ("narrow integers refused", "        labels = labels.long()\n", ""),
     ("prob ignored", "pairs if method.prob == 1.0 else leave_unmixed(", "pairs if True else leave_unmixed("),
@@ -408,8 +408,8 @@ OBJECTIVE = [
     ("compiled modules not looked for", "        check_none_compiled(model, modules)\n", ""),
     (
         "mixed term of a clean method adjusted",
-        'method.class_sizes == "adjust", class_counts), targets)',
-        "False, class_counts), targets)",
+        'scores = adjust(scores, method.class_sizes == "adjust", class_counts',
+        "scores = adjust(scores, False, class_counts",
     ),
 ]
 
@@ -432,7 +432,7 @@ METHODS = [
         "value != entry.default and not self.uses(entry.name, value)",
         "False",
     ),
-    ("weights without the pair axis pass", '{"weigh": "pair" in self.axes,', '{"weigh": True,'),
+    ("weights without the pair axis pass", '"weigh": "pair" in self.axes,', '"weigh": True,'),
     ("virtual pairs without pairs pass", ' and "pairs" in self.negatives', ""),
     ("every setting applies", "if self.uses(k, v)}", "}"),
 ]

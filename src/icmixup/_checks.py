@@ -21,7 +21,7 @@ Axis = Literal["class", "pair"]
 Draw = Literal["none", "mixup", "remix", "cutmix", "either", "manifold"]
 Mode = Literal["batch", "elem", "pair"]
 Duplicates = Literal["negative", "ignore", "positive"]
-ClassSizes = Literal["none", "adjust", "adjust-clean", "weigh"]
+ClassSizes = Literal["none", "adjust", "adjust-clean", "weigh", "effective"]
 Reduction = Literal["mean", "sum", "none"]
 
 AXES = ("class", "pair")

@@ -38,6 +38,15 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
+def mean_over_ranks(value: Tensor) -> Tensor:
+    """The mean of a scalar over all ranks, without a gradient; every rank must call this."""
+    value = value.detach().clone()
+    if is_distributed():
+        dist.all_reduce(value)
+        value /= dist.get_world_size()
+    return value
+
+
 def meet_ranks(rows: Tensor, choices: Mapping[str, object]) -> Ranks:
     """Exchange the sizes of all ranks, and check that they agree on what they are about to gather.
 

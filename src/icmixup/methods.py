@@ -58,9 +58,15 @@ class Method:
     # Clean and mixed inputs in one forward pass, as in RegMixup's code, instead of two, as in this paper's.
     joint: bool = False
     # How class sizes enter: not at all; as logit adjustment of every term, or of the clean term alone, since
-    # Infinite Class scores are balanced already; or as weights in the Infinite Class loss.
+    # Infinite Class scores are balanced already; as weights in the Infinite Class loss; or as weights in the
+    # cross-entropy, by the effective number of images.
     class_sizes: ClassSizes = "none"
     num_virtual: int = 0  # classifiers of pairs that are not in the batch
+    adjust_tau: float = 1.0  # strength of logit adjustment
+    defer: float = 0.0  # share of training before the weights of "effective" enter, see `at`
+    # Other forms of the cross-entropy.
+    focal_gamma: float = 0.0  # focal loss: each term has the factor (1 - p)^gamma
+    margin: float = 0.0  # LDAM: of the smallest class, in units of the scores
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -82,7 +88,12 @@ class Method:
         """Whether a setting has an effect in this method; of class_sizes, whether this value has."""
         mixes = self.draw != "none"
         contrasts_pairs = "class" in self.axes and "pairs" in self.negatives
-        sizes = {"weigh": "pair" in self.axes, "adjust-clean": self.clean_weight > 0}
+        cross_entropy = not self.axes or self.clean_weight > 0
+        sizes = {
+            "weigh": "pair" in self.axes,
+            "adjust-clean": self.clean_weight > 0,
+            "effective": cross_entropy,
+        }
         effect = {
             **dict.fromkeys(("alpha", "mode", "prob"), mixes),
             **dict.fromkeys(("cutmix_alpha", "switch_prob"), self.draw == "either"),
@@ -93,12 +104,22 @@ class Method:
             "joint": self.clean_weight > 0 and self.draw not in ("none", "manifold"),
             "class_sizes": sizes.get(str(value), True),
             "num_virtual": contrasts_pairs,
+            "adjust_tau": self.class_sizes in ("adjust", "adjust-clean"),
+            "defer": self.class_sizes == "effective",
+            **dict.fromkeys(("focal_gamma", "margin"), cross_entropy),
         }
         return effect.get(name, True)
 
     def with_settings(self, **settings: object) -> Method:
         """This method with the settings that have an effect in it, for one setting over several methods."""
         return replace(self, **{k: v for k, v in settings.items() if self.uses(k, v)})  # type: ignore[arg-type]
+
+    def at(self, progress: float) -> Method:
+        """The method at this share of training, from 0 to 1: without class weights that are deferred, or
+        with them."""
+        if not self.defer:
+            return self
+        return replace(self, defer=0.0, class_sizes=self.class_sizes if progress >= self.defer else "none")
 
 
 # What a setting needs to have an effect, for the error message.
@@ -110,8 +131,12 @@ NEEDED = {
     "negatives": 'axes with "class"',
     "centred": 'axes with "pair"',
     "joint": 'a clean_weight above 0, and a draw other than "none" or "manifold"',
-    "class_sizes": 'axes with "pair" for "weigh", and a clean_weight above 0 for "adjust-clean"',
+    "class_sizes": 'axes with "pair" for "weigh", a clean_weight above 0 for "adjust-clean", and no axes or '
+    'a clean_weight above 0 for "effective"',
     "num_virtual": 'axes with "class" and negatives with "pairs"',
+    "adjust_tau": 'class_sizes="adjust" or "adjust-clean"',
+    "defer": 'class_sizes="effective"',
+    **dict.fromkeys(("focal_gamma", "margin"), "no axes, or a clean_weight above 0"),
 }
 
 
@@ -131,6 +156,9 @@ def check_values(method: Method) -> None:
     check_smoothing(method.label_smoothing)
     check_number("clean_weight", method.clean_weight, 0, math.inf, "a number of at least 0")
     check_whole("num_virtual", method.num_virtual, 0)
+    for name in ("adjust_tau", "focal_gamma", "margin"):
+        check_number(name, getattr(method, name), 0, math.inf, "a number of at least 0")
+    check_share("defer", method.defer, "a share of training")
     for name in ("centred", "joint"):
         check_choice(name, getattr(method, name), (True, False))
 
@@ -168,6 +196,11 @@ METHODS = {
     "balanced-ic-regmixup-cutmix": Method(
         draw="either", alpha=1.0, axes=AXES, clean_weight=1.0, class_sizes="adjust-clean"
     ),
+    # Other baselines on long tails.
+    "focal": Method(draw="none", clean_weight=1.0, focal_gamma=2.0),
+    "ldam": Method(draw="none", clean_weight=1.0, margin=15.0),
+    "ldam-drw": Method(draw="none", clean_weight=1.0, margin=15.0, class_sizes="effective", defer=0.8),
+    "erm-drw": Method(draw="none", clean_weight=1.0, class_sizes="effective", defer=0.8),
     "ic-balanced-mixup": Method(draw="mixup", axes=AXES, class_sizes="weigh", num_virtual=1024),
     "ic-balanced-mixup-cutmix": Method(draw="either", axes=AXES, class_sizes="weigh", num_virtual=1024),
 }

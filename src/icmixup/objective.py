@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from icmixup._checks import check_counts, check_label_types, check_labels, check_no_empty_class
+from icmixup.distributed import mean_over_ranks
 from icmixup.hidden import check_none_compiled, hidden_modules, mix_somewhere
 from icmixup.inputs import Inputs, call_model, first_tensor, join_batches, mix_batch
 from icmixup.loss import infinite_class_loss
@@ -22,6 +25,8 @@ from icmixup.pairs import (
     leave_unmixed,
     mix_targets,
 )
+
+EFFECTIVE_BETA = 0.9999  # of Cui et al. (2019), as in the code of LDAM
 
 
 def training_loss(
@@ -72,7 +77,12 @@ def training_loss(
 
 
 def needs_class_counts(method: Method, class_counts: Tensor | None) -> None:
-    if class_counts is None and (method.draw == "remix" or method.class_sizes != "none"):
+    if method.defer:
+        raise ValueError(
+            f"this method weighs classes only after {method.defer:g} of training; pass "
+            "method.at(epoch / epochs), which is the method in that epoch"
+        )
+    if class_counts is None and (method.draw == "remix" or method.class_sizes != "none" or method.margin):
         raise ValueError(
             "this method depends on class sizes; pass class_counts, (C,) training images of each class"
         )
@@ -149,11 +159,57 @@ def clean_loss(scores: Tensor, labels: Tensor, method: Method, class_counts: Ten
         # Torch would silently skip labels of -100.
         check_labels(labels, scores.shape[1])
         labels = labels.long()
-    return F.cross_entropy(
-        adjust(scores, method.class_sizes in ("adjust", "adjust-clean"), class_counts),
-        labels,
-        label_smoothing=method.label_smoothing,
-    )
+    scores = adjust(scores, method.class_sizes in ("adjust", "adjust-clean"), class_counts, method.adjust_tau)
+    return cross_entropy(scores, labels, method, class_counts, method.label_smoothing)
+
+
+def cross_entropy(
+    scores: Tensor, labels: Tensor, method: Method, class_counts: Tensor | None, label_smoothing: float = 0.0
+) -> Tensor:
+    """Cross-entropy with the method's margin, focal factor and class weights, if it has any:
+
+        - sum_ic w_c y_ic (1 - p_ic)^gamma log p_ic / sum_ic w_c y_ic      p = softmax(S - m Y)
+
+    Args:
+        scores: (B, C), adjusted already.
+        labels: (B,) integers or (B, C) class shares Y.
+        class_counts: (C,), for margins m and weights w.
+    """
+    weighed = method.class_sizes == "effective"
+    if not (method.margin or method.focal_gamma or weighed):
+        return F.cross_entropy(scores, labels, label_smoothing=label_smoothing)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    shares = labels if labels.dim() == 2 else F.one_hot(labels, scores.shape[1])
+    shares = shares.to(scores.dtype)
+    shares = (1 - label_smoothing) * shares + label_smoothing / scores.shape[1]
+    if method.margin:
+        assert class_counts is not None
+        scores = scores - ldam_margins(class_counts, method.margin) * shares
+    if weighed:
+        assert class_counts is not None
+        shares = shares * effective_weights(class_counts)
+    log_p = scores.log_softmax(dim=1)
+    terms = shares * log_p
+    if method.focal_gamma:
+        # 1 - p from log p is exact also where p is near 1; a power below 1 has an infinite slope at 0.
+        terms = terms * (-log_p.expm1()).clamp(min=1e-12) ** method.focal_gamma
+    # Over all ranks, so that the mean of their losses is that of one process with all images.
+    return -terms.sum() / (mean_over_ranks(shares.sum()) if weighed else shares.sum())
+
+
+def ldam_margins(class_counts: Tensor, largest: float) -> Tensor:
+    """Margins of LDAM, in proportion to n_c^(-1/4); the smallest class has the largest: (C,) in and out."""
+    check_no_empty_class(class_counts)
+    margin: Tensor = largest * (class_counts.min() / class_counts) ** 0.25
+    return margin
+
+
+def effective_weights(class_counts: Tensor) -> Tensor:
+    """(1 - beta) / (1 - beta^n_c), the inverse of the effective number of images, with a mean of 1: (C,) in
+    and out."""
+    check_no_empty_class(class_counts)
+    weights = 1 / -torch.expm1(class_counts * math.log(EFFECTIVE_BETA))
+    return weights / weights.mean()
 
 
 def mixed_loss(
@@ -165,7 +221,8 @@ def mixed_loss(
 ) -> Tensor:
     """Cross-entropy on soft targets, or the Infinite Class loss if the method names axes."""
     if not method.axes:
-        return F.cross_entropy(adjust(scores, method.class_sizes == "adjust", class_counts), targets)
+        scores = adjust(scores, method.class_sizes == "adjust", class_counts, method.adjust_tau)
+        return cross_entropy(scores, targets, method, class_counts)
     virtual = class_weights = None
     if method.class_sizes == "weigh":
         assert class_counts is not None
@@ -175,7 +232,7 @@ def mixed_loss(
         counts = torch.ones(scores.shape[1], device=scores.device) if class_counts is None else class_counts
         virtual = draw_virtual(counts, method.num_virtual, method.alpha, generator)
     return infinite_class_loss(
-        adjust(scores, method.class_sizes == "adjust", class_counts),
+        adjust(scores, method.class_sizes == "adjust", class_counts, method.adjust_tau),
         targets,
         method.axes,
         negatives=method.negatives,
@@ -187,12 +244,13 @@ def mixed_loss(
     )
 
 
-def adjust(scores: Tensor, adjusted: bool, class_counts: Tensor | None) -> Tensor:
-    """Scores + log class size in training, plain scores at test: Balanced Softmax, or logit adjustment."""
+def adjust(scores: Tensor, adjusted: bool, class_counts: Tensor | None, tau: float = 1.0) -> Tensor:
+    """Scores + tau log class size in training, plain scores at test: Balanced Softmax, or logit
+    adjustment."""
     if class_counts is not None and len(class_counts) != scores.shape[1]:
         raise ValueError(f"{len(class_counts)} class_counts but scores of {scores.shape[1]} classes")
     if not adjusted:
         return scores
     assert class_counts is not None
     check_no_empty_class(class_counts)
-    return scores + class_counts.log()
+    return scores + class_counts.log() * tau

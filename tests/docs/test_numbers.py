@@ -131,6 +131,41 @@ def test_few_digits_are_computed_from_their_rows() -> None:
     assert f"`ic-mixup` is {against_mixup['ic-mixup']} relative to `mixup`" in flat(FINDINGS)
 
 
+def test_tuning_is_computed_from_its_rows() -> None:
+    untuned, tuned = (
+        {one.method: one for one in standings(f"digits_{name}.csv", "mixup")} for name in ("untuned", "tuned")
+    )
+    with (ROOT / "results" / "digits_trials.csv").open() as file:
+        trials = list(csv.DictReader(file))
+    chosen = {
+        trial["method"]: ", ".join(trial[name] for name in ("lr", "weight_decay", "alpha") if trial[name])
+        for trial in trials
+        if trial["chosen"] == "True"
+    }
+
+    def line(method: str) -> list[str]:
+        before, after = untuned[method], tuned[method]
+        gain = paired_difference(after.accuracies, before.accuracies)
+        return [
+            method,
+            *(f"{one.mean:.1f} ± {one.std:.1f}" for one in (before, after)),
+            str(gain),
+            chosen[method],
+        ]
+
+    assert table_under("untuned, 10 seeds") == [line(method) for method in untuned]
+    assert {len(one.accuracies) for one in (*untuned.values(), *tuned.values())} == {10}
+    assert len(trials) == 10 * len(untuned)
+    scores = {
+        (trial["method"], trial["lr"]): f"{float(trial['mean_class_accuracy']):.1f} %" for trial in trials
+    }
+    text = flat(FINDINGS)
+    assert (
+        f"was {scores['ic-mixup', '0.0376']} with the chosen values and {scores['ic-mixup', '0.05']}" in text
+    )
+    assert f"`erm` {scores['erm', '0.00781']}, against {scores['erm', '0.05']} with the recipe's" in text
+
+
 def test_cutmix_is_computed_from_its_rows() -> None:
     text = flat(FINDINGS)
     found = {one.method: one for one in standings("cifar10_lt_cutmix.csv", "balanced-mixup-cutmix")}
@@ -446,3 +481,39 @@ def test_the_log_s_table_of_26_runs_is_computed_from_its_rows() -> None:
             assert [f"{accuracy:.2f}" for accuracy in runs] == ([printed] if printed else [])
             found += len(runs)
     assert found == len(accuracies(commit="8bfd306")) == 26
+
+
+def long_tail_label(row: dict[str, str]) -> str:
+    """The name on the page of a row of results/long_tail_*.csv."""
+    method, after, tau = row["method"], row["after"], row["adjust_tau"]
+    label = f"`{method}`" + (f", tau {float(tau):g}" if tau else "")
+    label += "" if row["sampler"] == "uniform" else f", {row['sampler']} sampling"
+    label += {
+        "crt": ", then cRT",
+        "adjust": ", then adjusted, tau ",
+        "tau-norm": ", then tau-normalised, tau ",
+    }.get(after, "")
+    return label + ("" if after in ("none", "crt") else "chosen")
+
+
+@pytest.mark.parametrize(("data", "word", "seeds"), [("digits", "five", 5), ("birds", "four", 4)])
+def test_the_table_of_baselines_is_the_rows(data: str, word: str, seeds: int) -> None:
+    found: dict[str, list[dict[str, str]]] = {}
+    with (ROOT / "results" / f"long_tail_{data}.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            found.setdefault(long_tail_label(row), []).append(row)
+    # A tau of exactly 1 was given, not chosen; a chosen one may be 1 as well, for tau-normalisation.
+    adjusted = found["`erm`, then adjusted, tau chosen"]
+    found["`erm`, then adjusted, tau 1"] = [row for row in adjusted if row["after_tau"] == "1.0"]
+    found["`erm`, then adjusted, tau chosen"] = [row for row in adjusted if row["after_tau"] != "1.0"]
+    means = {
+        label: [fmean(float(row[name]) for row in runs) for name in ("accuracy", "few")]
+        for label, runs in found.items()
+    }
+    printed = table_under(f"accuracy over {word} seeds")
+    assert {row[0] for row in printed} == set(means)
+    for label, accuracy, few, difference in printed:
+        assert len({row["seed"] for row in found[label]}) == len(found[label]) == seeds
+        assert [accuracy, few] == [f"{value:.1f}" for value in means[label]]
+        gap = means[label][0] - means["`balanced`"][0]
+        assert difference.split(" [")[0] == ("" if label == "`balanced`" else f"{gap:+.1f}")

@@ -121,3 +121,41 @@ def test_masks_and_boxes_are_refused():
     images, labels = shown_labels(4)
     with pytest.raises(ValueError, match="contains Mask"):
         MixBatch(num_classes=5)(images, labels, tv_tensors.Mask(torch.zeros(4, 8, 8)))
+
+
+def our_name(name: str) -> str:
+    """ShearX to shear-x, AutoContrast to autocontrast."""
+    return name[:-1].lower() + "-" + name[-1].lower() if name[-1] in "XY" else name.lower()
+
+
+def test_autoaugment_has_torchvisions_policy_and_pixels() -> None:
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms.autoaugment import AutoAugment, AutoAugmentPolicy, _apply_op
+
+    from icmixup.lab.augment.autoaugment import POLICY, relative_strength
+    from icmixup.lab.augment.trivial import KERNELS, DrawnOperations, apply_operations
+
+    theirs = AutoAugment(AutoAugmentPolicy.CIFAR10)
+    assert (
+        tuple(
+            tuple((our_name(name), chance, magnitude or 0) for name, chance, magnitude in sub)
+            for sub in theirs.policies
+        )
+        == POLICY
+    )
+    images = torch.randint(1, 256, (3, 3, 32, 32), generator=torch.Generator().manual_seed(0)).byte()
+    space = theirs._augmentation_space(10, (32, 32))
+    for name, magnitude in sorted({(name, m or 0) for sub in theirs.policies for name, _, m in sub}):
+        levels, _ = space[name]
+        level = float(levels[magnitude]) if levels.ndim else 0.0
+        wanted = torch.stack(
+            [_apply_op(image, name, level, InterpolationMode.NEAREST, fill=None) for image in images]
+        )
+        strength = torch.full((3,), relative_strength(our_name(name), magnitude, 32, 32))
+        operation = torch.full((3,), list(KERNELS).index(our_name(name)))
+        # Geometric operations of torchvision move the pixels the other way, which its random sign makes even.
+        found = [
+            apply_operations(images, DrawnOperations(operation, sign * strength)).int() for sign in (1, -1)
+        ]
+        near = [float(((one - wanted.int()).abs() <= 1).float().mean()) for one in found]
+        assert max(near) > 0.97, (name, magnitude, near)

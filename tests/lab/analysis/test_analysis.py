@@ -22,6 +22,7 @@ from icmixup.lab.analysis.scores import (
     choose_rows,
     chosen_images,
     compute_curve,
+    expand_comparisons,
     find_run,
     line_names,
     load_model,
@@ -311,6 +312,12 @@ def test_folders_that_are_not_finished_runs_are_rejected(
     recipe = dataclasses.replace(find_run(folders[0]).recipe, dataset=str(tmp_path / "gone"))
     (half / "recipe.json").write_text(json.dumps(recipe.fields()))
     rejected(half, "half was trained on .*gone, which cannot be loaded: .*--data-dir")
+
+
+def test_trials_of_tuning_are_left_out(tmp_path: Path) -> None:
+    assert expand_comparisons([tmp_path / "trials", tmp_path / "run"]) == [tmp_path / "run"]
+    with pytest.raises(ValueError, match="trials is not a run or comparison"):
+        expand_comparisons([tmp_path / "trials"])
 
 
 def test_weights_for_another_number_of_classes_are_rejected(folders: list[Path], root: Path) -> None:

@@ -23,7 +23,7 @@ from icmixup.lab.cli import COMMANDS, compare, explain, main, parse
 from icmixup.lab.cli.compare import CompareFlags
 from icmixup.lab.cli.data import last_batch_warning
 from icmixup.lab.cli.shared import default_recipe
-from icmixup.lab.training.recipe import QUICK, RECIPES, CrossValidation, Fingerprints, Recipe
+from icmixup.lab.training.recipe import QUICK, RECIPES, Afterwards, CrossValidation, Fingerprints, Recipe
 
 TINY = ("--per-class", "20", "--epochs", "1")
 
@@ -219,8 +219,9 @@ def test_under_torchrun_only_one_rank_prints(tmp_path: Path):
     assert errors.count("[3/3] ic-mixup seed 0") == 1
 
 
-# From files, or filled in by compare --folds: not given by the user.
-COMPUTED = [field.name for kind in (Fingerprints, CrossValidation) for field in dataclasses.fields(kind)]
+# From files, filled in by compare --folds, or by `icmixup retrain`: not given by the user.
+COMPUTED_KINDS = (Fingerprints, CrossValidation, Afterwards)
+COMPUTED = [field.name for kind in COMPUTED_KINDS for field in dataclasses.fields(kind)]
 
 
 @pytest.mark.parametrize("start", RECIPES)
@@ -263,7 +264,7 @@ FLAGS = {
         image-size epochs batch-size drop-last lr schedule lr-drops lr-factor warmup-epochs momentum
         nesterov weight-decay clip-norm ema padding padding-mode flip rotation trivial alpha mode
         duplicates negatives temperature label-smoothing kappa tau joint mix-prob mix-off-epoch
-        precision compile graph eval-every""",
+        precision compile graph eval-every tune""",
     "train": """recipe out data-dir device trackers fresh debug dataset model method seed fraction per-class
         imbalance data-seed split image-size epochs batch-size drop-last lr schedule lr-drops lr-factor
         warmup-epochs momentum nesterov weight-decay clip-norm ema padding padding-mode flip rotation trivial
@@ -271,6 +272,7 @@ FLAGS = {
         precision compile graph eval-every""",
     "paper": """run-missing seeds only compile engine address workers device json markdown latex write results
         out data-dir debug""",
+    "retrain": "how tau epochs data-dir device debug",
     "predict": "to device debug",
     "export": "to debug",
     "evaluate": "corruptions strengths ood baseline json csv data-dir device fresh debug",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from icmixup.lab.datasets import (
     DATASETS,
     DataSpec,
     deic_rows,
+    draw_ldam_subset,
     draw_subset,
     load_dataset,
     measure_statistics,
@@ -54,6 +56,47 @@ def test_the_seed_determines_a_subset_which_contains_smaller_ones() -> None:
     assert torch.equal(draw_subset(labels, counts, seed=1), rows)
     assert not torch.equal(draw_subset(labels, counts, seed=2), rows)
     assert set(draw_subset(labels, counts // 2, seed=1).tolist()) < set(rows.tolist())
+
+
+def test_the_images_of_ldam_are_those_of_its_code() -> None:
+    labels = np.random.RandomState(7).randint(0, 4, 200)
+    counts = [int(40 * 0.1 ** (c / 3)) for c in range(4)]
+    np.random.seed(0)  # gen_imbalanced_data of imbalance_cifar.py, Cao et al. (2019)
+    chosen = []
+    for label, count in zip(np.unique(labels), counts, strict=True):
+        rows = np.where(labels == label)[0]
+        np.random.shuffle(rows)
+        chosen += rows[:count].tolist()
+    found = draw_ldam_subset(torch.from_numpy(labels), torch.tensor(counts), seed=0)
+    assert found.tolist() == sorted(chosen)
+
+
+def test_ldams_draw_is_an_option_of_a_long_tail() -> None:
+    spec = DataSpec("digits", per_class=40, imbalance=0.1)
+    ours = load_dataset(spec, Path("none"))
+    theirs = load_dataset(replace(spec, tail_draw="ldam"), Path("none"))
+    assert torch.equal(ours.class_counts, theirs.class_counts)
+    assert ours.fingerprint != theirs.fingerprint
+
+
+def test_held_out_images_are_of_every_class_that_can_spare_one_and_not_trained_on() -> None:
+    spec = DataSpec("digits", per_class=100, imbalance=0.01)
+    whole = load_dataset(spec, Path("none"))
+    data = load_dataset(replace(spec, held_out=0.2), Path("none"))
+    assert data.held_out is not None
+    held = torch.bincount(data.held_out.labels, minlength=10)
+    assert torch.equal(held + data.class_counts, whole.class_counts)
+    assert held.tolist() == [20, 12, 7, 4, 2, 1, 1, 1, 0, 0]  # of 100, 59, 35, 21, 12, 7, 4, 2, 1, 1
+    both = torch.cat([data.train.images, data.held_out.images])
+    rows = {bytes(image.numpy().tobytes()) for image in both}
+    assert rows == {bytes(image.numpy().tobytes()) for image in whole.train.images}
+    assert torch.equal(data.test.images, whole.test.images)
+    assert whole.held_out is None
+
+
+def test_nothing_to_hold_out_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"held_out=0.5 leaves no image .* no class has two training images"):
+        load_dataset(DataSpec("digits", per_class=1, held_out=0.5), Path("none"))
 
 
 def test_every_image_of_a_class_is_drawn_about_equally_often() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from icmixup.lab.models import MODELS, build_model
+from icmixup.lab.models import MODELS, build_linear, build_model, classifier_of
 from icmixup.lab.models.small import PaddedShortcut
 from icmixup.lab.models.timm import stage_names
 
@@ -28,11 +28,38 @@ def num_parameters(model: nn.Module) -> int:
         ("resnet34", 100, 21.33),  # PAPER: 21.3 M
         ("resnet50", 100, 23.71),
         ("resnet32", 10, 0.46),  # He et al., Table 6
+        ("resnet32x4", 100, 7.41),  # sixteen times the convolutions of ResNet-32
         ("wrn16-8", 10, 10.96),  # Zagoruyko and Komodakis: 11.0 M
     ],
 )
 def test_the_number_of_parameters_is_the_published_one(name: str, num_classes: int, millions: float) -> None:
     assert num_parameters(build_model(name, num_classes, seed=0)) / 1e6 == pytest.approx(millions, abs=0.005)
+
+
+@pytest.mark.parametrize("head", ["network", "linear"])
+def test_a_cosine_classifier_scores_thirty_times_the_cosine_of_features_and_class(head: str) -> None:
+    if head == "network":
+        model: nn.Module = build_model("small-cnn", 4, seed=0, cosine=True).eval()
+        classifier = classifier_of(model, "small-cnn")
+        images = torch.rand(5, 3, 8, 8)
+        found: list[torch.Tensor] = []
+        classifier.register_forward_pre_hook(lambda _, args: found.append(args[0]))
+        scores = model(images)
+        features = found[0]
+    else:
+        classifier = build_linear(4, 6, cosine=True, seed=0)
+        features = torch.randn(5, 6)
+        scores = classifier(features)
+    for score, feature in zip(scores, features, strict=True):
+        for label in range(4):
+            cosine = torch.dot(feature, classifier.weight[label]) / feature.norm()
+            torch.testing.assert_close(score[label], 30 * cosine / classifier.weight[label].norm())
+    assert torch.allclose(classifier.weight.norm(dim=1), torch.ones(4))
+
+
+def test_a_cosine_classifier_changes_no_other_weight_of_the_seed() -> None:
+    plain, cosine = (build_model("small-cnn", 4, seed=3, cosine=c).state_dict() for c in (False, True))
+    assert all(torch.equal(plain[name], cosine[name]) for name in cosine if not name.startswith("classifier"))
 
 
 def test_small_cnn_has_fewer_than_200k_parameters() -> None:

@@ -17,6 +17,7 @@ from icmixup.lab.paper.results import (
     METRICS,
     PROVENANCE,
     RECIPE_COLUMNS,
+    append_file,
     append_rows,
     check_file,
     conflicting_results,
@@ -83,6 +84,42 @@ def test_the_same_row_is_not_added_twice_and_existing_bytes_do_not_change(tmp_pa
     assert path.read_bytes() == before
     assert len(append_rows(path, [made_run(replace(TENTH, seed=1), 30.0)])) == 1
     assert path.read_bytes().startswith(before)
+
+
+def test_a_file_is_appended_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    path, other = tmp_path / "runs.csv", tmp_path / "other.csv"
+    append_rows(path, [made_run(TENTH, 30.0)])
+    append_rows(other, [made_run(replace(TENTH, seed=1), 31.0), made_run(replace(TENTH, seed=2), 32.0)])
+    before = path.read_bytes()
+    assert len(append_file(path, other)) == 2
+    assert path.read_bytes().startswith(before)
+    assert [row.accuracy for row in read_rows(path).rows] == [30.0, 31.0, 32.0]
+    assert [row.numbers for row in read_rows(path).rows[1:]] == [row.numbers for row in read_rows(other).rows]
+    assert len(append_file(tmp_path / "new.csv", other)) == 2  # a file that does not exist yet
+
+
+def test_a_file_that_cannot_be_appended_is_named_and_nothing_is_lost(tmp_path: Path) -> None:
+    path, other = tmp_path / "runs.csv", tmp_path / "other.csv"
+    append_rows(path, [made_run(TENTH, 30.0)])
+    before = path.read_bytes()
+
+    def refused(words: str) -> None:
+        with pytest.raises(ValueError, match=words):
+            append_file(path, other)
+        assert path.read_bytes() == before
+
+    refused(r"other.csv does not exist")
+    append_rows(other, [made_run(replace(TENTH, seed=1), 31.0), made_run(TENTH, 30.0)])
+    refused(r"other.csv, line 3 is a run that .*runs.csv, line 2 has already.*nothing was appended")
+    lines = other.read_text().splitlines()
+    other.write_text("\n".join([lines[0], lines[1], lines[1]]) + "\n")
+    refused(r"other.csv, line 3 is a run that .*other.csv, line 2 has already")
+    other.write_text("\n".join([lines[0] + ",colour", lines[1] + ",red"]) + "\n")
+    refused(r"other.csv has unknown columns colour")
+    other.write_text("\n".join([lines[0], lines[1][:40]]) + "\n")
+    refused(r"other.csv, line 2: it has .* values but the header has .*; nothing was appended")
+    other.write_text(lines[0] + "\n")
+    refused(r"other.csv has no rows to append")
 
 
 def test_two_different_results_of_one_recipe_are_both_kept_and_shown(tmp_path: Path) -> None:
@@ -273,14 +310,24 @@ OTHER = {
     "random_resized_crop": 0.2,
     "colour_jitter": 0.4,
     "erasing": 0.25,
+    "held_out": 0.2,
+    "tail_draw": "ldam",
+    "after": "adjust",
+    "after_tau": 1.0,
+    "after_epochs": 5,
+    "sampler": "class-balanced",
+    "autoaugment": True,
+    "cutout": 16,
+    "adjust_tau": 2.0,
 }
 
 
 def test_every_other_field_changes_the_experiment() -> None:
     ignored = {"seed", "compile", "graph", "eval_every", "precision", "fold"}  # a fold needs folds
     assert set(OTHER) == {entry.name for entry in fields(Recipe)} - ignored
-    base = Recipe(method="ic-remix")  # it uses kappa and tau; settings without effect do not count
     for name, value in OTHER.items():
+        # Settings without effect do not count: the first uses adjust_tau, the second kappa and tau.
+        base = Recipe(method="balanced" if name == "adjust_tau" else "ic-remix")
         assert experiment(replace(base, **{name: value})) != experiment(base), name
 
 

@@ -65,6 +65,23 @@ def test_captured_steps_give_the_losses_of_eager_ones(method, data, tmp_path):
     torch.testing.assert_close(captured, eager, rtol=2e-4, atol=2e-4)
 
 
+def test_a_method_that_changes_in_training_is_captured_again(tmp_path):
+    common = Recipe(
+        dataset="digits",
+        imbalance=0.1,
+        model="small-cnn",
+        method="ldam-drw",
+        lr=0.01,
+        epochs=5,
+        batch_size=32,
+    )
+    recipes = [replace(common, graph=graph, precision="float32") for graph in (True, False)]
+    captured, eager = run_recipes(
+        recipes, Execution(out=tmp_path, data_dir=tmp_path, device="cuda", workers=1)
+    )
+    assert captured["loss"] == pytest.approx(eager["loss"], rel=2e-3)
+
+
 @pytest.mark.parametrize("choice", [{"ema": 0.9}, {"clip_norm": 0.1}, {"mix_prob": 0.5}, {"mode": "pair"}])
 def test_options_are_captured_too(choice, data, tmp_path):
     captured = epoch_losses(data, tmp_path, method="ic-mixup", lr=0.01, **choice)

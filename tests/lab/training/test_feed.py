@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from icmixup.lab.augment import resize_each
-from icmixup.lab.datasets import Dataset, DataSpec, Photos, load_dataset
+from icmixup.lab.datasets import Dataset, DataSpec, Photos, Split, load_dataset
 from icmixup.lab.training import feed as feed_module
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.feed import Feed, PhotoFeed, make_feed
@@ -71,6 +71,36 @@ def test_photos_are_fed_batch_by_batch_and_small_images_as_an_epoch(data: Datase
     assert [len(images) for images in epoch_images(feed, 0)] == [5, 5, 2]
     digits = load_dataset(DataSpec("digits", per_class=3), Path("none")).train
     assert not isinstance(make_feed(RECIPE, digits), PhotoFeed)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "shares"), [("class-balanced", [0.5, 0.5]), ("square-root", [0.75, 0.25])]
+)
+def test_a_sampler_draws_classes_by_a_power_of_their_size(sampler: str, shares: list[float]) -> None:
+    labels = torch.tensor([0] * 1800 + [1] * 200)  # sizes 9 to 1, roots 3 to 1
+    images = Split(torch.arange(2000.0)[:, None], labels)
+    feed = make_feed(dataclasses.replace(PLAIN, sampler=sampler), images)
+    feed.fill(0)
+    found = torch.bincount(feed.epoch.labels) / 2000
+    assert found.tolist() == pytest.approx(shares, abs=0.045)  # 4 standard deviations
+    rows = feed.epoch.images[:, 0].long()
+    assert torch.equal(labels[rows], feed.epoch.labels)
+    counts = torch.bincount(rows[rows >= 1800] - 1800, minlength=200)
+    assert counts.min() < counts.max()  # with replacement
+    first = feed.epoch.labels.clone()
+    feed.fill(1)
+    assert not torch.equal(feed.epoch.labels, first)
+    feed.fill(0)
+    assert torch.equal(feed.epoch.labels, first)
+
+
+def test_a_sampler_with_an_empty_class_is_an_error_that_names_it(tmp_path: Path) -> None:
+    data = load_dataset(DataSpec("digits", per_class=4), tmp_path)
+    kept = (data.train.labels != 3).nonzero().squeeze(1)
+    data = dataclasses.replace(data, train=data.train[kept])
+    recipe = dataclasses.replace(PLAIN, dataset="digits", sampler="class-balanced", random_resized_crop=None)
+    with pytest.raises(ValueError, match=r"sampler='class-balanced' .* has no training image of '3'"):
+        train(recipe, Execution(out=tmp_path, data_dir=tmp_path, dataset=data, device="cpu"))
 
 
 def test_images_depend_on_seed_and_epoch_only(data: Dataset) -> None:

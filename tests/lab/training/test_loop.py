@@ -306,6 +306,34 @@ def test_training_learns(digits: Dataset, tmp_path: Path) -> None:
     assert row["accuracy"] > 60  # chance is 10
 
 
+def test_deferred_class_weights_enter_late_and_a_killed_run_resumes_to_the_last_bit(tmp_path: Path) -> None:
+    data = load_dataset(DataSpec("digits", per_class=20, imbalance=0.1), tmp_path)
+    settings = {"epochs": 5, "batch_size": 16, "autoaugment": True, "cutout": 4}
+    whole = run_tiny(tmp_path / "whole", data, method="ldam-drw", **settings)
+    never = run_tiny(tmp_path / "never", data, method="ldam", **settings)
+    assert whole[1][:4] == never[1][:4]
+    assert whole[1][4] != never[1][4]
+    recipe = dataclasses.replace(TINY, method="ldam-drw", **settings)
+    here = tmp_path / "killed"
+    execution = Execution(out=here, data_dir=here, dataset=data, device="cpu", checkpoint_seconds=0.0)
+    for epoch in (3, 5):
+        with pytest.raises(Killed):
+            train(recipe, execution, stop_at(epoch))
+    again = run_tiny(here, data, method="ldam-drw", **settings)
+    assert again[1] == whole[1]
+    assert all(torch.equal(again[2][name], weight) for name, weight in whole[2].items())
+
+
+def test_a_sampler_resumes_to_the_last_bit(digits: Dataset, tmp_path: Path) -> None:
+    whole = run_tiny(tmp_path / "whole", digits, method="erm", sampler="class-balanced", epochs=3)
+    recipe = dataclasses.replace(TINY, method="erm", sampler="class-balanced", epochs=3)
+    here = tmp_path / "killed"
+    execution = Execution(out=here, data_dir=here, dataset=digits, device="cpu", checkpoint_seconds=0.0)
+    with pytest.raises(Killed):
+        train(recipe, execution, stop_at(2))
+    assert run_tiny(here, digits, method="erm", sampler="class-balanced", epochs=3)[1] == whole[1]
+
+
 # Every method
 
 

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import icmixup
 from icmixup.lab.datasets.temporary import temporary_path
 from icmixup.lab.training import run_folder as runs
 from icmixup.lab.training.identity import Identity, run_key, settings_key
@@ -305,3 +307,32 @@ def test_a_commit_has_a_plus_once_anything_but_results_has_changed(
     assert read_commit() == head
     code.write_text("two")
     assert read_commit() == f"{head}+"
+
+
+def test_without_git_and_package_metadata_the_commit_is_unknown(tmp_path: Path) -> None:
+    """A copy of the source, as on a machine to which only the files were copied."""
+    source = Path(icmixup.__file__).parent
+    shutil.copytree(source, tmp_path / "icmixup", ignore=shutil.ignore_patterns("__pycache__"))
+    # Without site-packages there are no dependencies either, so their folders stay, and metadata is hidden.
+    code = (
+        "import importlib.metadata as m, torch\n"
+        "real = m.Distribution.from_name.__func__\n"
+        "def absent(cls, name):\n"
+        "    if name == 'icmixup': raise m.PackageNotFoundError(name)\n"
+        "    return real(cls, name)\n"
+        "m.Distribution.from_name = classmethod(absent)\n"
+        "from icmixup.lab.training.run_folder import __file__ as where, provenance\n"
+        "from icmixup.lab.training.identity import package_version\n"
+        "from icmixup.lab.cli import main\n"
+        "print(where); print(provenance(torch.device('cpu'))['commit'], package_version())\n"
+        "main(['--version'])"
+    )
+    environment = {"PYTHONPATH": str(tmp_path), "PATH": "/nowhere"}  # no git either
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    where, versions, shown = done.stdout.splitlines()
+    assert where.startswith(str(tmp_path))
+    assert versions == "unknown unknown"
+    assert shown == "icmixup, version unknown"

@@ -34,7 +34,7 @@ from icmixup.lab.training.evaluate import evaluation_mode
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.recipe import Recipe
-from icmixup.lab.training.run_folder import Row, Run, write_atomically
+from icmixup.lab.training.run_folder import TRIALS_FOLDER, Row, Run, write_atomically
 from icmixup.lab.training.step import to_device
 from icmixup.lab.training.stored import FOLDS_FILE, read_run_names
 from icmixup.lab.training.trained import find_run, load_run_weights
@@ -123,17 +123,19 @@ def line_names(recipes: Sequence[Recipe]) -> list[str]:
 
 
 def expand_comparisons(folders: Sequence[Path]) -> list[Path]:
-    """Run folders: those given, and the runs of comparisons and of folds; plain files, which runs/* matches,
-    are left out."""
+    """Run folders: those given, and the runs of comparisons and of folds; plain files and trials of --tune,
+    which runs/* matches, are left out."""
     found: list[Path] = []
     for folder in folders:
         listed = [folder / name for name in ("comparison.json", FOLDS_FILE) if (folder / name).exists()]
         if listed:
             found += [folder.parent / name for name in read_run_names(listed[0])]
-        elif not folder.is_file():
+        elif not folder.is_file() and folder.name != TRIALS_FOLDER:
             found.append(folder)
     if not found:
-        raise ValueError(f"{folders[0]} is a file; pass folders of finished runs or of comparisons")
+        raise ValueError(
+            f"{folders[0]} is not a run or comparison; pass folders of finished runs or of comparisons"
+        )
     return list(dict.fromkeys(found))
 
 
@@ -164,6 +166,7 @@ def load_model(run: Run, data: Dataset, device: torch.device) -> nn.Module:
             channels=channels,
             seed=recipe.seed,
             image_size=data.test.images.shape[-1],
+            cosine=recipe.cosine,
         ),
         device,
     )

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from icmixup.lab.augment.autoaugment import draw_cutout, draw_policy
 from icmixup.lab.augment.colour import Erased, Jitter, apply_erased, apply_jitter, draw_erased, draw_jitter
 from icmixup.lab.augment.crop import draw_boxes, resize_each, resize_windows
 from icmixup.lab.augment.geometry import Geometry, apply_geometry, draw_geometry
@@ -54,6 +55,10 @@ class Augmentations(NamedTuple):
     """Multiply brightness, contrast and saturation by factors within 1 +- colour_jitter."""
     erasing: float = 0.0
     """Probability that a random rectangle gets a random colour."""
+    autoaugment: bool = False
+    """Apply AutoAugment's policy for CIFAR, where `trivial` would be applied."""
+    cutout: int = 0
+    """Side of a black square around a random pixel; 0 for none."""
 
 
 class Drawn(NamedTuple):
@@ -64,6 +69,8 @@ class Drawn(NamedTuple):
     operations: DrawnOperations | None
     jitter: Jitter | None
     erased: Erased | None
+    second: DrawnOperations | None = None  # AutoAugment applies two operations in turn
+    cutout: Erased | None = None
 
     def rows(self, rows: slice) -> Drawn:
         """What was drawn for some of the images."""
@@ -73,6 +80,8 @@ class Drawn(NamedTuple):
             None if self.operations is None else DrawnOperations(*(part[rows] for part in self.operations)),
             None if self.jitter is None else Jitter(*(part[rows] for part in self.jitter)),
             None if self.erased is None else Erased(*(part[rows] for part in self.erased)),
+            None if self.second is None else DrawnOperations(*(part[rows] for part in self.second)),
+            None if self.cutout is None else Erased(*(part[rows] for part in self.cutout)),
         )
 
 
@@ -103,7 +112,12 @@ def draw_augmentation(
     jitter = draw_jitter(count, settings.colour_jitter, generator) if settings.colour_jitter else None
     erasing = settings.erasing
     erased = draw_erased(count, channels, height, width, erasing, generator) if erasing else None
-    return Drawn(boxes, geometry, operations, jitter, erased)
+    second = cutout = None
+    if settings.autoaugment:
+        operations, second = draw_policy(count, height, width, generator)
+    if settings.cutout:
+        cutout = draw_cutout(count, channels, height, width, settings.cutout, generator)
+    return Drawn(boxes, geometry, operations, jitter, erased, second, cutout)
 
 
 def augment(images: Tensor, *, generator: torch.Generator, **settings: float | str | None) -> Tensor:
@@ -157,6 +171,10 @@ def check_settings(images: Tensor, settings: Augmentations) -> None:
         raise ValueError(
             f"padding must be at most {side - 1} to reflect images of {side} pixels, got {padding}"
         )
+    if settings.trivial and settings.autoaugment:
+        raise ValueError("trivial and autoaugment are two policies that exclude each other, got both")
+    if not settings.cutout >= 0:
+        raise ValueError(f"cutout must be a side of at least 0 pixels, got {settings.cutout}")
     if not 0 <= settings.rotation <= 180:
         raise ValueError(f"rotation must be from 0 to 180 degrees, got {settings.rotation}")
 
@@ -183,10 +201,14 @@ def _augment_block(images: Tensor, drawn: Drawn, settings: Augmentations) -> Ten
         block = torch.where(geometry.flipped[:, None, None, None], images.flip(3), images)
     if drawn.operations is not None:
         block = apply_operations(block, drawn.operations)
+    if drawn.second is not None:
+        block = apply_operations(block, drawn.second)
     if drawn.jitter is not None:
         block = apply_jitter(block, Jitter(*moved(drawn.jitter)))
     if drawn.erased is not None:
         block = apply_erased(block, Erased(*moved(drawn.erased)))
+    if drawn.cutout is not None:
+        block = apply_erased(block, Erased(*moved(drawn.cutout)))
     return block
 
 

@@ -33,7 +33,7 @@ SHEAR, SHIFT, TURN, FACTOR, FEWEST_BITS = 0.99, 32, 135.0, 0.99, 2
 class DrawnOperations(NamedTuple):
     """Operation and strength for each image: both (N,)."""
 
-    operation: Tensor  # int64, index in OPERATIONS
+    operation: Tensor  # int64, index in KERNELS
     strength: Tensor  # float32 in [-1, 1]; operations without a sign use its absolute value
 
 
@@ -52,10 +52,10 @@ def apply_operations(images: Tensor, drawn: DrawnOperations) -> Tensor:
     With `drawn` on the CPU, images on a GPU are changed without waiting for the GPU.
     """
     result = torch.empty_like(images)
-    sizes = torch.bincount(drawn.operation, minlength=len(OPERATIONS)).tolist()
+    sizes = torch.bincount(drawn.operation, minlength=len(KERNELS)).tolist()
     order = drawn.operation.argsort(stable=True).to(images.device, non_blocking=True)
     strength = drawn.strength.to(images.device, non_blocking=True)
-    for rows, operate in zip(torch.split(order, sizes), OPERATIONS.values(), strict=True):
+    for rows, operate in zip(torch.split(order, sizes), KERNELS.values(), strict=True):
         if len(rows):
             result[rows] = operate(images[rows], strength[rows])
     return result
@@ -167,6 +167,10 @@ def _equalize(images: Tensor, strength: Tensor) -> Tensor:
     return equal.to(torch.uint8).view_as(images)
 
 
+def _invert(images: Tensor, strength: Tensor) -> Tensor:
+    return 255 - images
+
+
 OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "identity": _identity,
     "shear-x": _shear_x,
@@ -183,3 +187,5 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "autocontrast": _autocontrast,
     "equalize": _equalize,
 }
+# With those that only AutoAugment has; the first ones are OPERATIONS, so their numbers are the same.
+KERNELS = {**OPERATIONS, "invert": _invert}

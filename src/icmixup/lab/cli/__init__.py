@@ -1,4 +1,4 @@
-"""The icmixup command: compare, train, predict, export, evaluate, paper, analyse, data.
+"""The icmixup command: compare, train, retrain, predict, export, evaluate, paper, analyse, data.
 
 Arguments in, exit code out.
 
@@ -27,6 +27,7 @@ seeds and reports, with confidence intervals, which one helps.
   icmixup compare                      on scikit-learn's digits, no download needed: minutes
   icmixup compare path/to/images       on a folder of images, one subfolder per class
   icmixup train path/to/images         one run
+  icmixup retrain RUN_FOLDER           another classifier for a run on a long tail
   icmixup predict RUN_FOLDER IMAGES    classes of new images, with probabilities
   icmixup export RUN_FOLDER            the weights of a run as safetensors
   icmixup evaluate RUN_FOLDER          trained runs on corrupted images, and on images of other classes
@@ -37,7 +38,7 @@ seeds and reports, with confidence intervals, which one helps.
   icmixup data check cifar100          validate a dataset
 
 `icmixup compare --help` and `icmixup train --help` explain every flag."""
-COMMANDS = ("compare", "train", "predict", "export", "evaluate", "paper", "analyse", "data")
+COMMANDS = ("compare", "train", "retrain", "predict", "export", "evaluate", "paper", "analyse", "data")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -103,15 +104,18 @@ def signals_as_interrupts() -> Iterator[None]:
 
 def run_command(args: Sequence[str]) -> int:
     if args and args[0] == "--version":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        print(f"icmixup {version('icmixup')}")
+        try:
+            print(f"icmixup {version('icmixup')}")
+        except PackageNotFoundError:  # the source without an installation
+            print("icmixup, version unknown")
         return 0
     if args and not args[0].startswith("-") and args[0] not in COMMANDS:
         similar = get_close_matches(args[0], COMMANDS, n=1)
         hint = f"did you mean {similar[0]}? " if similar else ""
         raise ValueError(f"unknown command {args[0]!r}; {hint}the commands are {', '.join(COMMANDS)}")
-    from icmixup.lab.cli import analyse, compare, data, evaluate, export, paper, predict, train
+    from icmixup.lab.cli import analyse, compare, data, evaluate, export, paper, predict, retrain, train
     from icmixup.lab.cli.pretrained import recipe_for
     from icmixup.lab.cli.shared import default_recipe, requested_recipe
 
@@ -125,6 +129,8 @@ def run_command(args: Sequence[str]) -> int:
         if isinstance(flags, compare.CompareFlags):
             return compare.run_compare(flags, recipe)
         return train.run_train(flags, recipe)
+    if isinstance(flags, retrain.RetrainFlags):
+        return retrain.run_retrain(flags)
     if isinstance(flags, paper.PaperFlags):
         return paper.run_paper(flags)
     if isinstance(flags, predict.PredictFlags):
@@ -141,7 +147,7 @@ def parse(args: Sequence[str], recipe: str) -> Any:
     import tyro
     from tyro import conf
 
-    from icmixup.lab.cli import analyse, compare, data, evaluate, export, paper, predict, train
+    from icmixup.lab.cli import analyse, compare, data, evaluate, export, paper, predict, retrain, train
     from icmixup.lab.cli.pretrained import start_recipe
 
     def command(kind: type, module: Any, default: Any = None) -> Any:
@@ -153,6 +159,7 @@ def parse(args: Sequence[str], recipe: str) -> Any:
     commands = (
         command(compare.CompareFlags, compare, compare.compare_defaults(start_recipe(recipe, args)))
         | command(train.TrainFlags, train, train.train_defaults(start_recipe(recipe, args)))
+        | command(retrain.RetrainFlags, retrain)
         | command(predict.PredictFlags, predict)
         | command(export.ExportFlags, export)
         | command(evaluate.EvaluateFlags, evaluate)

@@ -21,10 +21,11 @@ from icmixup.lab.cli.shared import (
     make_execution,
 )
 from icmixup.lab.cli.terminal import count, is_first_rank, print_note, stderr_console
+from icmixup.lab.cli.tuning import check_tune, describe_tuning, run_tuning
 from icmixup.lab.training.recipe import Recipe
 
 if TYPE_CHECKING:
-    from icmixup.lab.comparison.compare import Comparison
+    from icmixup.lab.comparison.compare import Comparison, Tuned
     from icmixup.lab.comparison.overview import Overview
     from icmixup.lab.datasets import Dataset
     from icmixup.lab.training.execution import Execution
@@ -44,6 +45,7 @@ matrix for each method and confused_pairs.csv; runs are shared between compariso
   icmixup compare cifar10 --recipe paper --baseline erm        the paper's recipe, differences to ERM
   icmixup compare digits --seeds auto --max-seeds 8            as many seeds as it takes to find the best
   icmixup compare path/to/few/images --folds 5                 cross-validation instead of a test set
+  icmixup compare path/to/images --tune 10                     learning rate, weight decay and alpha of each
   icmixup compare path/to/photos --model resnet50.a1_in1k --weights pretrained        fine-tune
   icmixup compare path/to/photos --model resnet50.a1_in1k --weights pretrained --train head
   icmixup compare features.npz                                 a linear head on features, in seconds"""
@@ -74,6 +76,9 @@ class CompareFlags(RecipeGroups):
     folds: int | None = None
     """Cross-validation, for data too small for a test set: all images of DATA, training and test, in this
     many folds, each of which is tested by networks trained on the others. Takes as many times longer."""
+    tune: int | None = None
+    """Trials per method to choose its learning rate, weight decay and alpha on a quarter of the training
+    images, before it is trained with all seeds on all of them."""
     recipe: RecipeName | None = None
     """Starting point that other flags modify: the paper's recipe, a strong recipe of today, a quick one for a
     laptop and tiny images, finetune for pretrained weights, or head for a linear head on features. By default
@@ -140,16 +145,19 @@ def run_compare(flags: CompareFlags, recipe_name: str) -> int:
 
     plan = make_plan(flags, named, recipe_name)
     recipe, methods, seeds, baseline, execution, _, data, *_ = plan
-    recipes = comparison_recipes(recipe, methods, seeds)
+    trials, tuned = trials_left(flags, plan)
+    recipes = comparison_recipes(recipe, methods, seeds, tuned)
     named_seeds = ("auto", *seeds) if flags.seeds == "auto" else seeds
-    name = comparison_name(recipe, recipe_name, methods, named_seeds, baseline, data.fingerprint)
+    name = comparison_name(recipe, recipe_name, methods, named_seeds, baseline, data.fingerprint, flags.tune)
     folder = comparison_folder(flags.out, name if flags.name is None else flags.name)
-    if flags.where.fresh:
+    if flags.where.fresh and flags.tune is None:
         delete_runs(recipes, execution)
-    finished = find_finished(recipes, execution)
-    overview = make_overview(plan, recipe_name, len(recipes) - len(finished), flags)
+    finished = {} if trials else find_finished(recipes, execution)  # values are not known before tuning
+    overview = make_overview(plan, recipe_name, trials + len(recipes) - len(finished), flags)
     print_overview(overview, folder, describe_reuse(recipes, execution))
-    comparison = train_and_compare(flags, plan)
+    if flags.tune is not None:
+        tuned = tune(flags, plan, folder)
+    comparison = train_and_compare(flags, plan, tuned)
     if not is_first_rank():
         return 0
     comparison = dataclasses.replace(comparison, overview=overview.as_json())
@@ -191,6 +199,30 @@ def make_plan(flags: CompareFlags, named: tuple[str, ...], recipe_name: str) -> 
     return plan if flags.budget is None else fit_plan(plan, flags, recipe_name)
 
 
+def trials_left(flags: CompareFlags, plan: ComparisonPlan) -> tuple[int, Tuned | None]:
+    """Trials that are not finished, and the tuned values if all are."""
+    if flags.tune is None:
+        return 0, None
+    if flags.where.fresh:
+        return flags.tune * len(plan.methods), None
+    from icmixup.lab.comparison.tuning import count_unfinished
+
+    return count_unfinished(plan.recipe, plan.methods, flags.tune, plan.execution)
+
+
+def tune(flags: CompareFlags, plan: ComparisonPlan, folder: Path) -> Tuned:
+    """The tuned values of each method; with --fresh, runs with these values are deleted."""
+    from icmixup.lab.comparison.compare import comparison_recipes
+    from icmixup.lab.sweep import delete_runs
+
+    assert flags.tune is not None
+    recipe, methods, seeds, fresh = plan.recipe, plan.methods, plan.seeds, flags.where.fresh
+    tuned = run_tuning(recipe, methods, flags.tune, folder, plan.execution, seeds=len(seeds), fresh=fresh)
+    if fresh:
+        delete_runs(comparison_recipes(recipe, methods, seeds, tuned), plan.execution)
+    return tuned
+
+
 def make_overview(plan: ComparisonPlan, recipe_name: str, runs: int, flags: CompareFlags) -> Overview:
     """What is compared, with the time that the remaining runs will take."""
     from icmixup.lab.comparison.overview import describe_comparison
@@ -212,6 +244,7 @@ def make_overview(plan: ComparisonPlan, recipe_name: str, runs: int, flags: Comp
         seconds=parse_budget(flags.budget) if flags.budget else measured,
         adaptive=flags.seeds == "auto",
         budget=plan.budget,
+        tuning="" if flags.tune is None else describe_tuning(flags.tune, plan.execution),
         tested=None if plan.recipe.folds is None else count_images(plan.execution),
     )
 
@@ -222,7 +255,7 @@ def count_images(execution: Execution) -> int:
     return len(execution.dataset.train) + len(execution.dataset.test)
 
 
-def train_and_compare(flags: CompareFlags, plan: ComparisonPlan) -> Comparison:
+def train_and_compare(flags: CompareFlags, plan: ComparisonPlan, tuned: Tuned | None) -> Comparison:
     """Train with a fixed number of seeds, or with as many as it takes."""
     from icmixup.lab.comparison.adaptive import compare_adaptively
     from icmixup.lab.comparison.compare import compare, comparison_recipes
@@ -238,13 +271,14 @@ def train_and_compare(flags: CompareFlags, plan: ComparisonPlan) -> Comparison:
 
     full_epochs, intervals = plan.full_epochs, flags.intervals
     if flags.seeds != "auto":
-        with show(comparison_recipes(recipe, methods, seeds)) as display:
+        with show(comparison_recipes(recipe, methods, seeds, tuned)) as display:
             return compare(
                 *(recipe, methods, seeds, baseline),
                 execution=execution,
                 display=display,
                 intervals=intervals,
                 full_epochs=full_epochs,
+                tuned=tuned,
             )
     comparison = compare_adaptively(
         *(recipe, methods, seeds, baseline),
@@ -253,6 +287,7 @@ def train_and_compare(flags: CompareFlags, plan: ComparisonPlan) -> Comparison:
         intervals=intervals,
         seconds=plan.seconds,
         full_epochs=full_epochs,
+        tuned=tuned,
     )
     print_note(f"stopped after {count(len(comparison.seeds), 'seed')}: {comparison.stop}")
     return comparison
@@ -347,6 +382,7 @@ def check_compare(flags: CompareFlags) -> tuple[str, ...]:
             raise ValueError(
                 "--budget measures this machine, not a Ray cluster; with --engine ray use --epochs"
             )
+    check_tune(flags.tune, flags.budget, flags.folds, world_size())
     check_execution(flags.execution())
     if flags.name is not None:
         comparison_folder(flags.out, flags.name)
@@ -380,6 +416,7 @@ def report(comparison: Comparison, folder: Path, runs: Path, class_counts: Seque
     from icmixup.lab.comparison.table import print_comparison, stdout_console
 
     paths = [*write_comparison(comparison, folder)]
+    paths += [folder / "tuning.csv"] if comparison.tuned else []
     if comparison.rows:
         paths.append(write_png(plot_comparison(comparison), folder / "comparison.png"))
         paths += write_class_files(folder, runs, comparison.rows, comparison.methods, class_counts)

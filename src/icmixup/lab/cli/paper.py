@@ -66,6 +66,8 @@ class PaperFlags:
     """Write README.md beside the results, with every table."""
     results: Path = Path("results/runs.csv")
     """File of all runs, one row each; rows are appended and never changed."""
+    append: Path | None = None
+    """Append the rows of this file, made elsewhere by the same command, to --results: all of them or none."""
     out: Path = Path("runs")
     """Folder of all runs."""
     data_dir: Path = field(default_factory=data_folder)
@@ -95,6 +97,10 @@ def run_paper(flags: PaperFlags) -> int:
 
     check_paper(flags)
     named = [find_table(name) for name in flags.tables]
+    if flags.append is not None:
+        from icmixup.lab.paper.results import append_file
+
+        print_note(f"appended: {len(append_file(flags.results, flags.append))} rows of {flags.append}")
     results = read_rows(flags.results)
     for damage in results.damaged:
         print_note(str(damage))

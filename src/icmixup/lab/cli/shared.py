@@ -28,7 +28,7 @@ from icmixup.lab.training.recipe import (
 )
 
 Flag = conf.FlagCreatePairsOff[bool]
-RecipeName = Literal["paper", "strong", "quick", "finetune", "head"]
+RecipeName = Literal["paper", "strong", "long-tail", "quick", "finetune", "head"]
 Fields = TypeVar("Fields")
 
 

@@ -15,6 +15,7 @@ from icmixup.lab.comparison.compare import (
     INTERVALS,
     Comparison,
     Failure,
+    Tuned,
     check_methods,
     comparison_recipes,
     pick_baseline,
@@ -44,6 +45,7 @@ def compare_adaptively(
     intervals: str = "both",
     seconds: float | None = None,
     full_epochs: int | None = None,
+    tuned: Tuned | None = None,
 ) -> Comparison:
     """Train all methods with a few seeds, then those that may be the best with one seed after the other.
 
@@ -55,6 +57,7 @@ def compare_adaptively(
         intervals: "both" covers new seeds and new test images, "seeds" covers new seeds.
         seconds: no seed is started that would take longer than this in total.
         full_epochs: of the recipe before --budget cut them, for the verdict.
+        tuned: fields of the recipe that differ by method, from tuning.tune_methods.
     """
     methods = check_methods(methods)
     baseline = pick_baseline(methods, baseline)
@@ -65,7 +68,7 @@ def compare_adaptively(
     failures: list[Failure] = []
     active, done, planned = methods, 0, FIRST_LOOK if seconds is None else 1
     while True:
-        recipes = comparison_recipes(recipe, active, seeds[done:planned])
+        recipes = comparison_recipes(recipe, active, seeds[done:planned], tuned)
         with show(recipes) if show is not None else nullcontext() as display:
             finished, failed = train_all(recipes, execution, display)
         rows, failures, done = [*rows, *finished], [*failures, *failed], planned
@@ -88,6 +91,7 @@ def compare_adaptively(
         seeds_only=seeds_only,
         stop=stop,
         full_epochs=full_epochs,
+        tuned=tuned,
     )
 
 

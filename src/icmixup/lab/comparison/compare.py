@@ -48,6 +48,7 @@ LONG_TAIL_METHODS = (
     "ic-mixup-centred",
 )
 INTERVALS = ("both", "seeds")
+Tuned = Mapping[str, Mapping[str, float]]  # by method, fields of its recipe
 NO_PREDICTIONS = "no predictions of test images"
 LONG_TAIL_RATIO = 2  # of the largest to the smallest class, from which on class sizes matter
 
@@ -78,6 +79,11 @@ class Comparison:
     stop: str = ""  # why --seeds auto added no more seeds
     full_epochs: int | None = None  # of the recipe, if --budget cut them
     overview: Mapping[str, object] = field(default_factory=dict)  # what was compared, as JSON
+    tuned: Tuned = field(default_factory=dict)  # by method, what --tune chose; empty without it
+
+    def recipe_of(self, method: str) -> Recipe:
+        """The recipe that a method was trained with, for the first seed."""
+        return dataclasses.replace(self.recipe, method=method, **self.tuned.get(method, {}))  # type: ignore[arg-type]
 
 
 def compare(
@@ -90,6 +96,7 @@ def compare(
     display: Display | None = None,
     intervals: str = "both",
     full_epochs: int | None = None,
+    tuned: Tuned | None = None,
 ) -> Comparison:
     """Train every method with every seed, and compare their accuracies seed by seed.
 
@@ -103,11 +110,12 @@ def compare(
         display: shows the progress of every run.
         intervals: "both" covers new seeds and new test images, "seeds" covers new seeds.
         full_epochs: of the recipe before --budget cut them, for the verdict.
+        tuned: fields of the recipe that differ by method, from tuning.tune_methods.
     """
     methods = check_methods(methods)
     baseline = pick_baseline(methods, baseline)
     check_choice("intervals", intervals, INTERVALS)
-    rows, failures = train_all(comparison_recipes(recipe, methods, seeds), execution, display)
+    rows, failures = train_all(comparison_recipes(recipe, methods, seeds, tuned), execution, display)
     correct, seeds_only = read_correct(rows, execution.out, intervals)
     looks = [take_look(rows, methods, seeds, correct)]
     return summarise(
@@ -115,6 +123,7 @@ def compare(
         looks=looks,
         seeds_only=seeds_only,
         full_epochs=full_epochs,
+        tuned=tuned,
     )
 
 
@@ -173,6 +182,7 @@ def summarise(
     seeds_only: str = "",
     stop: str = "",
     full_epochs: int | None = None,
+    tuned: Tuned | None = None,
 ) -> Comparison:
     """A comparison from the rows of its runs.
 
@@ -201,16 +211,19 @@ def summarise(
         stop=stop,
         full_epochs=full_epochs,
         overview=overview or {},
+        tuned=tuned or {},
     )
 
 
-def comparison_recipes(recipe: Recipe, methods: Sequence[str], seeds: Sequence[int]) -> list[Recipe]:
+def comparison_recipes(
+    recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], tuned: Tuned | None = None
+) -> list[Recipe]:
     """The recipes to train, seed by seed and fold by fold, so that an interrupted comparison has complete
     pairs."""
     if not seeds:
         raise ValueError("no seeds to compare; use for example --seeds 3")
     return [
-        dataclasses.replace(fold, method=method, seed=seed)
+        dataclasses.replace(fold, method=method, seed=seed, **(tuned or {}).get(method, {}))  # type: ignore[arg-type]
         for seed in dict.fromkeys(seeds)
         for fold in fold_recipes(recipe)
         for method in methods
@@ -256,16 +269,20 @@ def comparison_name(
     seeds: Sequence[int | str],
     baseline: str,
     data: str,
+    tune: int | None = None,
 ) -> str:
     """A folder name of a comparison: data, model and recipe, and a key of everything else that defines it.
 
     Args:
         seeds: with "auto" among them if they are added one by one.
         data: fingerprint of the images.
+        tune: trials per method, if values are tuned.
     """
     plain = dataclasses.replace(recipe, dataset="", method="erm", seed=0)
-    parts = json.dumps([plain.key, list(methods), list(seeds), baseline, data])
+    tuning = [] if tune is None else [f"tune {tune}"]
+    parts = json.dumps([plain.key, list(methods), list(seeds), baseline, data, *tuning])
     key = hashlib.sha256(parts.encode()).hexdigest()[:6]
+    recipe_name += "" if tune is None else "-tuned"
     return f"{recipe.data_title}.{recipe.model.replace('/', '-')}.{recipe_name}.{key}"
 
 
@@ -302,6 +319,7 @@ def read_comparison(path: Path) -> Comparison:
         seeds_only=stored.get("seeds_only", ""),
         stop=stored.get("stop", ""),
         full_epochs=stored.get("full_epochs"),
+        tuned=stored.get("tuned", {}),
     )
 
 
@@ -321,6 +339,7 @@ def comparison_as_json(comparison: Comparison) -> dict[str, object]:
         "seeds_only": comparison.seeds_only,
         "stop": comparison.stop,
         "full_epochs": comparison.full_epochs,
+        "tuned": {method: dict(values) for method, values in comparison.tuned.items()},
         "runs": comparison.rows,
     }
 
@@ -361,7 +380,7 @@ def comparison_as_csv(comparison: Comparison) -> str:
     """One row per run, including those without a result; lists are written as JSON."""
     failed: list[Row] = [
         {
-            **dataclasses.replace(comparison.recipe, method=method, seed=seed).fields(),
+            **dataclasses.replace(comparison.recipe_of(method), seed=seed).fields(),
             "status": "no result",
         }
         for method, seed, _ in comparison.failures

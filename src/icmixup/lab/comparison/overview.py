@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from icmixup.lab.comparison.correction import FIRST_LOOK
-from icmixup.lab.datasets import Dataset
-from icmixup.lab.models import build_model
+from icmixup.lab.datasets import Dataset, Examples
+from icmixup.lab.models import build_model, is_own
 from icmixup.lab.sweep.progress import duration
 from icmixup.lab.training.recipe import FEWEST_STEPS, Recipe, images_per_epoch
 
@@ -50,6 +50,7 @@ class Overview:
     estimated_seconds: float | None  # None if unknown
     budget: str  # what --budget dropped, in words
     warnings: tuple[str, ...]
+    tuning: str = ""  # trials per method and their images; "" without --tune
 
     def lines(self) -> list[tuple[str, str]]:
         """Rows (what, value) to print."""
@@ -71,6 +72,7 @@ class Overview:
             ("augmentation", self.augmentation),
             ("model", f"{self.model}, {self.parameters:,} parameters"),
             ("training", f"{plural(self.epochs, 'epoch')}, recipe {self.recipe}"),
+            *([("tuning", self.tuning)] if self.tuning else []),
             ("methods", f"{' '.join(self.methods)}; {fewest}{plural(len(self.seeds), 'seed')} each"),
             ("time", time + (f"; the budget leaves {self.budget}" if self.budget else "")),
         ]
@@ -91,6 +93,7 @@ def describe_comparison(
     adaptive: bool = False,
     budget: str = "",
     tested: int | None = None,
+    tuning: str = "",
 ) -> Overview:
     """The overview of methods x seeds on a dataset, with warnings where the data cannot answer.
 
@@ -112,10 +115,10 @@ def describe_comparison(
         largest_class=(data.class_names[largest], int(counts[largest])),
         original_size=data.original_size,
         training_size=size,
-        augmentation="none" if data.is_features else describe_augmentation(recipe),
+        augmentation=describe_augmentation(recipe) if augments(data) else "none",
         model=recipe.model,
         parameters=parameters,
-        recipe=recipe_name,
+        recipe=recipe_name if recipe.sampler == "uniform" else f"{recipe_name}, {recipe.sampler} sampling",
         epochs=recipe.epochs,
         methods=tuple(methods),
         seeds=tuple(seeds),
@@ -124,17 +127,27 @@ def describe_comparison(
         estimated_seconds=seconds,
         budget=budget,
         warnings=tuple(find_warnings(recipe, data, tested)),
+        tuning=tuning,
     )
 
 
 def describe_network(recipe: Recipe, data: Dataset) -> tuple[str, int]:
     """Size of the network's inputs, and its number of weights that are trained."""
+    if is_own(recipe.model):
+        shape = tuple(data.train.images.shape[1:])
+        model = build_model(recipe.model, data.num_classes, channels=shape[0], seed=0)
+        return " x ".join(map(str, shape)), sum(weight.numel() for weight in model.parameters())
     if data.is_features:
         width = data.train.images.shape[1]
         return f"{width:,} features", (width + 1) * data.num_classes
     channels, height, width = data.train.images.shape[1:]
     model = build_model(recipe.model, data.num_classes, channels=channels, seed=0, image_size=width)
     return f"{width} x {height}", sum(weight.numel() for weight in model.parameters())
+
+
+def augments(data: Dataset) -> bool:
+    """Whether the recipe's augmentation is applied: to images, not to a torch Dataset with its own."""
+    return data.train.images.dtype == torch.uint8 and not isinstance(data.train.images, Examples)
 
 
 def describe_augmentation(recipe: Recipe) -> str:
@@ -145,8 +158,10 @@ def describe_augmentation(recipe: Recipe) -> str:
         "horizontal flip" if recipe.flip else "",
         f"rotation up to {recipe.rotation:g} degrees" if recipe.rotation else "",
         "TrivialAugment" if recipe.trivial else "",
+        "AutoAugment" if recipe.autoaugment else "",
         "colour jitter" if recipe.colour_jitter else "",
         "random erasing" if recipe.erasing else "",
+        f"Cutout of {recipe.cutout} pixels" if recipe.cutout else "",
     ]
     return ", ".join(part for part in parts if part) or "none"
 

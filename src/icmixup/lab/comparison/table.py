@@ -27,7 +27,7 @@ class Column(NamedTuple):
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print the table, the verdict and the footnote; two tables where the terminal is too narrow for one."""
-    groups = [accuracy_columns(comparison), calibration_columns()]
+    groups = [accuracy_columns(comparison), [*tuned_columns(comparison), *calibration_columns()]]
     tables = [comparison_table(comparison, [column for group in groups for column in group])]
     wide = console.options.update(width=10 * FILE_WIDTH)
     if console.measure(tables[0], options=wide).maximum > console.width:
@@ -78,6 +78,19 @@ def accuracy_columns(comparison: Comparison) -> list[Column]:
         Column(f"against {comparison.baseline}\n[95 % interval]  ", difference),
         *(Column(name, lambda s, name=name: format_or_dash(s.average(name), ".1f")) for name in shown),  # type: ignore[misc]
     ]
+
+
+def tuned_columns(comparison: Comparison) -> list[Column]:
+    """Learning rate, weight decay and alpha of each method, if they were tuned."""
+    if not comparison.tuned:
+        return []
+
+    def values(standing: Standing) -> str:
+        recipe = comparison.recipe_of(standing.method)
+        alpha = recipe.method_at(0).alpha if recipe.method_at(0).uses("alpha") else None
+        return f"{recipe.lr:.3g} {recipe.weight_decay:.3g} {format_or_dash(alpha, '.3g')}"
+
+    return [Column("tuned: lr,\ndecay, alpha", values)]
 
 
 def has_measure(comparison: Comparison, measure: str) -> bool:

@@ -24,6 +24,7 @@ from torch import Tensor
 from icmixup.lab.datasets.cache import cache_folder
 from icmixup.lab.datasets.cifar import LAYOUTS, NO_TWINS, read_cifar, read_no_twins
 from icmixup.lab.datasets.digits import read_digits
+from icmixup.lab.datasets.examples import Examples
 from icmixup.lab.datasets.features import is_features_file, read_features, standardise
 from icmixup.lab.datasets.folder import (
     LARGEST_OWN_SIZE,
@@ -44,10 +45,13 @@ from icmixup.lab.datasets.subsets import (
     Source,
     Split,
     deic_rows,
+    draw_ldam_subset,
     draw_subset,
     hold_out,
+    keep_out,
     measure_statistics,
     subset_counts,
+    validation_dataset,
 )
 
 __all__ = [
@@ -55,19 +59,23 @@ __all__ = [
     "STATISTICS",
     "DataSpec",
     "Dataset",
+    "Examples",
     "Photos",
     "Preprocessing",
     "Source",
     "Split",
     "choose_image_size",
     "deic_rows",
+    "draw_ldam_subset",
     "draw_subset",
     "hold_out",
+    "keep_out",
     "load_dataset",
     "measure_statistics",
     "read_dataset",
     "subset_counts",
     "take_fold",
+    "validation_dataset",
 ]
 
 DATASETS = ("digits", *LAYOUTS)
@@ -121,22 +129,30 @@ def load_dataset(
         imbalance=spec.imbalance,
         class_names=source.class_names,
     )
-    train = train[draw_subset(train.labels, counts, spec.data_seed)]
-    return make_dataset(spec, train, source, preprocessing)
+    draw = draw_ldam_subset if spec.tail_draw == "ldam" else draw_subset
+    train, held = train[draw(train.labels, counts, spec.data_seed)], None
+    if spec.held_out:
+        train, held = keep_out(train, len(source.class_names), spec.held_out)
+    return make_dataset(spec, train, source, preprocessing, held)
 
 
 def make_dataset(
-    spec: DataSpec, train: Split, source: Source, preprocessing: Preprocessing | None
+    spec: DataSpec,
+    train: Split,
+    source: Source,
+    preprocessing: Preprocessing | None,
+    held: Split | None = None,
 ) -> Dataset:
-    """Training images and the test set of a source, with constants to normalise them."""
+    """Training images, those held out of them, and the test set of a source, with constants to normalise."""
     if is_features_file(spec.dataset):
-        return standardise(Dataset(spec.dataset, train, source.test, source.class_names, (), ()))
+        whole = Dataset(spec.dataset, train, source.test, source.class_names, (), (), held_out=held)
+        return standardise(whole)
     if preprocessing is not None:
         mean, std = preprocessing.mean, preprocessing.std
     else:
         mean, std = _known_statistics(spec) or measure_statistics(train.images)
     about = (source.skipped, source.split_by, source.original_size)
-    return Dataset(spec.dataset, train, source.test, source.class_names, mean, std, *about)
+    return Dataset(spec.dataset, train, source.test, source.class_names, mean, std, *about, held_out=held)
 
 
 def _known_statistics(spec: DataSpec) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

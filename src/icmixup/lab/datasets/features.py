@@ -104,16 +104,21 @@ def read_names(path: Path, arrays: Arrays, train: Split, test: Split) -> tuple[s
 
 def standardise(dataset: Dataset) -> Dataset:
     """The features with mean 0 and standard deviation 1 in each column of the training set."""
-    train, test = dataset.train.images, dataset.test.images
+    train = dataset.train.images
     assert isinstance(train, Tensor)
-    assert isinstance(test, Tensor)
     mean = train.mean(dim=0)
     spread = train.std(dim=0, correction=0)
     scale = torch.where(spread > 1e-6 * spread.max(), spread, torch.ones_like(spread))  # a constant column
+
+    def scaled(split: Split) -> Split:
+        assert isinstance(split.images, Tensor)
+        return replace(split, images=(split.images - mean) / scale)
+
     return replace(
         dataset,
-        train=replace(dataset.train, images=(train - mean) / scale),
-        test=replace(dataset.test, images=(test - mean) / scale),
+        train=scaled(dataset.train),
+        test=scaled(dataset.test),
+        held_out=None if dataset.held_out is None else scaled(dataset.held_out),
         mean=tuple(mean.tolist()),
         std=tuple(scale.tolist()),
     )

@@ -61,6 +61,7 @@ def merge(first: Split, second: Split) -> Split:
             first.images, rows=torch.cat([first.images.rows, second.images.rows])
         )
     else:
+        assert isinstance(first.images, Tensor)
         assert isinstance(second.images, Tensor)
         images = torch.cat([first.images, second.images])
     labels = torch.cat([first.labels, second.labels])

@@ -15,13 +15,17 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from icmixup.lab.datasets.examples import Examples
 from icmixup.lab.datasets.photos import Photos
 
 HOLD_OUT_SEED = 20231120  # must never change: all runs have to be tested on the same held-out images
 MEASURED_PHOTOS = 512
+TAIL_DRAWS = ("seeded", "ldam")
+VALIDATION_PARTS = 4  # one of them is held out for tuning
 DEIC_TRAIN, DEIC_TOTAL = 30, 50  # images per class in a split of the DEIC benchmark; 20 are for validation
 
 
@@ -51,6 +55,10 @@ class DataSpec:
     """The fold to test on, from 1; None for all images as the reader separates them, without a subset."""
     fold_seed: int = 0
     """Seed of the partition into folds."""
+    held_out: float = 0.0
+    """Share of the chosen images of each class that is not trained on, but kept as `Dataset.held_out`."""
+    tail_draw: str = "seeded"
+    """Which images are kept: "seeded" as in `draw_subset`, "ldam" as in `draw_ldam_subset`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +66,11 @@ class Split:
     """Images, (N, channels, H, W) uint8 or photos of different sizes, their labels, (N,) int64, and N file
     names if they are files.
 
-    In a dataset of features, `images` are (N, D) float32.
+    In a dataset of features, `images` are (N, D) float32. Data given in Python can be (N, ...) float32 of any
+    shape, or the examples of a torch Dataset.
     """
 
-    images: Tensor | Photos
+    images: Tensor | Photos | Examples
     labels: Tensor
     file_names: tuple[str, ...] = ()
 
@@ -77,7 +86,7 @@ class Split:
 
     def square(self) -> Tensor:
         """(N, channels, H, W) uint8: the images as a network is tested on them, the centre of each photo."""
-        return self.images.square() if isinstance(self.images, Photos) else self.images
+        return self.images if isinstance(self.images, Tensor) else self.images.square()
 
     def blocks(self, size: int) -> Iterator[Tensor]:
         """The images of `square` in blocks of `size`: photos are too large to have all of them in memory."""
@@ -88,6 +97,8 @@ class Split:
         """All pixels in parts: blocks of images, or photos with all that training can see of them."""
         if isinstance(self.images, Photos):
             yield from self.images.whole()
+        elif isinstance(self.images, Examples):
+            yield from self.images.blocks()
         else:
             yield from torch.split(self.images, 1024)
 
@@ -120,6 +131,7 @@ class Dataset:
     split_by: str = ""  # how training and test images were separated
     original_size: str = ""  # of the image files
     fold: DataSpec | None = None  # which fold of cross-validation it is, if it is one
+    held_out: Split | None = None  # training images that are not trained on, for choices after training
 
     @property
     def num_classes(self) -> int:
@@ -148,7 +160,8 @@ class Dataset:
         return len(self.train.images.shape) == 2
 
     def to(self, device: torch.device | str) -> Dataset:
-        moved = replace(self, train=self.train.to(device), test=self.test.to(device))
+        held = None if self.held_out is None else self.held_out.to(device)
+        moved = replace(self, train=self.train.to(device), test=self.test.to(device), held_out=held)
         if "fingerprint" in self.__dict__:  # already computed, and the same on every device
             moved.__dict__["fingerprint"] = self.fingerprint
         return moved
@@ -247,6 +260,39 @@ def draw_subset(labels: Tensor, counts: Tensor, seed: int) -> Tensor:
     return (ranks < counts[labels]).nonzero().squeeze(1)
 
 
+def draw_ldam_subset(labels: Tensor, counts: Tensor, seed: int) -> Tensor:
+    """The rows that the code of LDAM (Cao et al., 2019) keeps of a long tail, in their original order.
+
+    NumPy's generator is seeded once; the rows of class 0, then those of class 1 and so on, are shuffled with
+    it, and the first `counts[c]` are kept. With seed 0 and the images of CIFAR in the order of their
+    files, these are the images of LDAM's LT-CIFAR.
+    """
+    generator = np.random.RandomState(seed)
+    values, kept = labels.numpy(), []
+    for label, count in enumerate(counts.tolist()):
+        rows = np.where(values == label)[0]
+        generator.shuffle(rows)
+        kept.append(rows[:count])
+    return torch.from_numpy(np.sort(np.concatenate(kept)))
+
+
+def keep_out(split: Split, num_classes: int, share: float) -> tuple[Split, Split]:
+    """Training images without a share of each class, and those; always the same ones.
+
+    A class keeps at least one image, and of a class with two or more at least one is held out.
+    """
+    counts = torch.bincount(split.labels, minlength=num_classes)
+    held = torch.minimum((counts * share + 0.5).floor().long().clamp(min=1), (counts - 1).clamp(min=0))
+    if not int(held.sum()):
+        raise ValueError(
+            f"held_out={share:g} leaves no image to hold out: no class has two training images; add images"
+        )
+    rows = draw_subset(split.labels, held, HOLD_OUT_SEED)
+    kept = torch.ones(len(split), dtype=torch.bool)
+    kept[rows] = False
+    return split[kept.nonzero().squeeze(1)], split[rows]
+
+
 def hold_out(split: Split, class_names: Sequence[str], parts: int) -> tuple[Split, Split]:
     """Split images into train and test: one in `parts` of each class is held out, always the same ones."""
     counts = torch.bincount(split.labels, minlength=len(class_names))
@@ -261,6 +307,27 @@ def hold_out(split: Split, class_names: Sequence[str], parts: int) -> tuple[Spli
     kept = torch.ones(len(split), dtype=torch.bool)
     kept[rows] = False
     return split[kept.nonzero().squeeze(1)], split[rows]
+
+
+def validation_dataset(data: Dataset) -> Dataset:
+    """The training part of a dataset alone: one in VALIDATION_PARTS images of each class is for testing.
+
+    Every class needs an image in both parts. The normalisation is that of all training images.
+    """
+    counts = data.class_counts.cpu()
+    single = (counts < 2).nonzero().flatten().tolist()
+    if single:
+        named = ", ".join(repr(data.class_names[label]) for label in single[:5])
+        more = ", ..." if len(single) > 5 else ""
+        raise ValueError(
+            f"a validation part would leave {len(single)} of {data.num_classes} classes empty, because they "
+            f"have a single training image: {named}{more} (the largest class has {int(counts.max())}); "
+            "tuning needs at least 2 images of each class: add images, or leave out these classes"
+        )
+    train, validation = hold_out(data.train.to("cpu"), data.class_names, VALIDATION_PARTS)
+    return replace(
+        data, train=train, test=validation, split_by=f"1 in {VALIDATION_PARTS} training images held out"
+    )
 
 
 def deic_rows(labels: Tensor, index: int) -> tuple[Tensor, Tensor]:
@@ -281,12 +348,12 @@ def deic_rows(labels: Tensor, index: int) -> tuple[Tensor, Tensor]:
     return train.nonzero().squeeze(1), validation.nonzero().squeeze(1)
 
 
-def measure_statistics(images: Tensor | Photos) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def measure_statistics(images: Tensor | Photos | Examples) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel of (N, channels, H, W) uint8 images, pixels in [0, 1].
 
     For photos they are those of the centres of up to 512 photos, evenly spaced.
     """
-    if isinstance(images, Photos):
+    if not isinstance(images, Tensor):
         images = images[:: math.ceil(len(images) / MEASURED_PHOTOS)].square()
     values = torch.arange(256, dtype=torch.float64) / 255
     shares = [torch.bincount(c.flatten().cpu(), minlength=256).double() / c.numel() for c in images.unbind(1)]

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from icmixup._install import install_hint
 from icmixup.lab.datasets.preprocessing import Preprocessing
+from icmixup.lab.models.own import OwnModel
 from icmixup.lab.models.small import (
+    CosineLinear,
     basic_block,
     bottleneck_block,
     build_post_activation,
@@ -50,12 +52,15 @@ from icmixup.lab.models.weights import (
 __all__ = [
     "MODELS",
     "PRETRAINED",
+    "CosineLinear",
     "LoadReport",
     "WeightsDoNotFit",
     "build_linear",
     "build_model",
     "classifier_of",
+    "is_own",
     "preprocessing_of",
+    "replace_classifier",
     "start_note",
     "uses_attention",
     "weights_digest",
@@ -73,6 +78,7 @@ MODELS: dict[str, Builder] = {
     "resnet34": partial(build_post_activation, basic_block, 64, (64, 128, 256, 512), (3, 4, 6, 3)),
     "resnet50": partial(build_post_activation, bottleneck_block, 64, (256, 512, 1024, 2048), (3, 4, 6, 3)),
     "resnet32": build_resnet32,
+    "resnet32x4": partial(build_resnet32, widen=4),
     "wrn16-8": partial(build_wide_resnet, 8, 16),
     "small-cnn": partial(build_post_activation, plain_block, 32, (32, 64, 128), (1, 1, 1)),
 }
@@ -87,6 +93,7 @@ def build_model(
     weights: str | None = None,
     image_size: int | None = None,
     keep_head: bool = False,
+    cosine: bool = False,
 ) -> nn.Module:
     """Build a network on the CPU in float32; the same seed gives the same random weights.
 
@@ -103,6 +110,7 @@ def build_model(
         weights: a file, "pretrained" for timm's own, or None for random weights.
         image_size: side of the images, for timm's networks that are built for one size.
         keep_head: load the classifier of the weights as well, instead of a new one.
+        cosine: classify by cosines, as LDAM does (`CosineLinear`).
     """
     if num_classes < 2:
         raise ValueError(f"num_classes must be at least 2, got {num_classes}")
@@ -113,16 +121,31 @@ def build_model(
     with SEED_LOCK, torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
         model = build(num_classes, channels)
+        if cosine:
+            replace_classifier(model, name, CosineLinear(classifier_of(model, name).in_features, num_classes))
     if weights is not None:
         load_weights(model, name, weights, channels, image_size, keep_head)
     return model
 
 
-def build_linear(num_classes: int, width: int) -> nn.Module:
+def replace_classifier(model: nn.Module, name: str, classifier: nn.Module) -> None:
+    """Put another module in the place of the linear classifier of a network that build_model made."""
+    old = classifier_of(model, name)
+    path = next(path for path, module in model.named_modules() if module is old)
+    parent, _, last = path.rpartition(".")
+    setattr(model.get_submodule(parent), last, classifier)
+
+
+def build_linear(num_classes: int, width: int, *, cosine: bool = False, seed: int = 0) -> nn.Module:
     """A linear head on (B, width) features, with all weights 0.
 
-    The problem is convex, so random weights would only have to be unlearned.
+    The problem is convex, so random weights would only have to be unlearned. With `cosine` it is a
+    CosineLinear, whose weights need a direction: they are random, from the seed.
     """
+    if cosine:
+        with SEED_LOCK, torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.default_generator.manual_seed(seed)
+            return CosineLinear(width, num_classes)
     head = nn.Linear(width, num_classes, device="meta").to_empty(device="cpu")
     for weight in head.parameters():
         nn.init.zeros_(weight)
@@ -187,6 +210,11 @@ def classifier_of(model: nn.Module, name: str) -> nn.Linear:
             "all, or another --model"
         )
     return heads[0]
+
+
+def is_own(name: str) -> bool:
+    """Whether a network is built by a function of the user."""
+    return isinstance(MODELS.get(name), OwnModel)
 
 
 def uses_attention(name: str) -> bool:

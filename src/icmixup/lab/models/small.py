@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 TENSOR_CORE_CHANNELS = 8
+COSINE_SCALE = 30.0  # s of LDAM
 
 # Builds a block from its input channels, output channels and stride.
 MakeBlock = Callable[[int, int, int], nn.Module]
@@ -119,6 +121,20 @@ class Conv(nn.Conv2d):
         return F.conv2d(F.pad(maps, zeros), weight, self.bias, self.stride, self.padding)
 
 
+class CosineLinear(nn.Linear):
+    """Classifier of LDAM (Cao et al., 2019): COSINE_SCALE times the cosine of features and class weights."""
+
+    def __init__(self, width: int, num_classes: int) -> None:
+        super().__init__(width, num_classes, bias=False)
+        # Directions of every class equally likely; the length has no effect on the scores.
+        nn.init.normal_(self.weight)
+        with torch.no_grad():
+            self.weight.copy_(F.normalize(self.weight, dim=1))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return COSINE_SCALE * F.linear(F.normalize(features, dim=1), F.normalize(self.weight, dim=1))
+
+
 def conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
     return Conv(inputs, outputs, size, stride, padding=size // 2, bias=False)
 
@@ -186,14 +202,15 @@ def build_post_activation(
     return StagedNetwork(num_classes, stem, stem_width, block, widths, depths, nn.Identity())
 
 
-def build_resnet32(num_classes: int, channels: int) -> StagedNetwork:
+def build_resnet32(num_classes: int, channels: int, widen: int = 1) -> StagedNetwork:
     """ResNet-32 of He et al. (2015) for CIFAR, 0.46 M parameters, as in the long-tail papers since LDAM.
 
     Option A shortcuts (PaddedShortcut, no projection) and He-normal weights, both as in the code of LDAM
-    (Cao et al., 2019).
+    (Cao et al., 2019). With widen=4 every layer has four times the channels, 7.4 M parameters.
     """
+    widths = (16 * widen, 32 * widen, 64 * widen)
     return init_he_normal(
-        build_post_activation(padded_block, 16, (16, 32, 64), (5, 5, 5), num_classes, channels)
+        build_post_activation(padded_block, widths[0], widths, (5, 5, 5), num_classes, channels)
     )
 
 

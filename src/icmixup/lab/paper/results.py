@@ -169,13 +169,49 @@ def append_rows(path: Path, runs: Iterable[tuple[Recipe, Row]]) -> list[Result]:
         old = file.read().splitlines(keepends=True)
         header = read_header(old[0], path) if old else COLUMNS
         new = new_rows(runs, header, path, parse_rows(old, path).rows)
-        # If a crash left an incomplete last line, new rows start on a line of their own.
-        end = "\n" if old and not old[-1].endswith("\n") else ""
-        start = "" if old else join_line(COLUMNS)
-        file.write(end + start + "".join(join_line(values) for values, _ in new))
-        file.flush()
-        os.fsync(file.fileno())
+        write_lines(file, old, [values for values, _ in new])
     return [result for _, result in new]
+
+
+def append_file(path: Path, other: Path) -> list[Result]:
+    """Append the rows of another results file: all of them, or none, with an error that says why.
+
+    A row that the file has already, or that cannot be read, and a column that is unknown are errors.
+    """
+    if not other.exists():
+        raise ValueError(f"{other} does not exist; pass a file of results")
+    found = read_rows(other)
+    if found.damaged:
+        raise ValueError(
+            f"{other}, line {found.damaged[0].line}: {found.damaged[0].reason}; nothing was appended"
+        )
+    if not found.rows:
+        raise ValueError(f"{other} has no rows to append")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path) as file:
+        file.seek(0)
+        old = file.read().splitlines(keepends=True)
+        header = read_header(old[0], path) if old else COLUMNS
+        known = {identity(result): f"{path}, line {result.line}" for result in parse_rows(old, path).rows}
+        for result in found.rows:
+            if identity(result) in known:
+                raise ValueError(
+                    f"{other}, line {result.line} is a run that {known[identity(result)]} has already; "
+                    "remove it from the file to append; nothing was appended"
+                )
+            known[identity(result)] = f"{other}, line {result.line}"
+        write_lines(file, old, [row_values(row.recipe, row.numbers, header, path) for row in found.rows])
+    return list(found.rows)
+
+
+def write_lines(file: IO[str], old: Sequence[str], new: Iterable[Sequence[str]]) -> None:
+    """Append rows to an opened file, with a header if it has none, and flush them to disk."""
+    # If a crash left an incomplete last line, new rows start on a line of their own.
+    end = "\n" if old and not old[-1].endswith("\n") else ""
+    start = "" if old else join_line(COLUMNS)
+    file.write(end + start + "".join(join_line(values) for values in new))
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def new_rows(

@@ -32,6 +32,7 @@ from typing import NamedTuple
 import torch
 
 from icmixup.lab.datasets import Dataset, take_fold
+from icmixup.lab.training.definitions import pack_definitions, unpack_definitions
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import Diverged, OnProgress, RunProgress, Stopped, train, training_data
 from icmixup.lab.training.ranks import compare_notes, join_ranks, pick_device, world_size
@@ -43,6 +44,10 @@ RUN_BYTES = 3 * 10**9
 STOP_SECONDS = 10.0  # for the checkpoint of an interrupted run
 RETRIES = 1  # of a run whose process died
 TRIAL_REPORTS = 3  # of progress at least: the time between the first and the last is measured
+NOT_STARTED = (
+    "a worker process failed while starting; its error is printed above. Every worker imports the main "
+    'script again, so a script must call compare under if __name__ == "__main__":, or use workers=1'
+)
 
 
 class Outcome(NamedTuple):
@@ -206,7 +211,8 @@ def split_execution(execution: Execution, number: int) -> list[Execution]:
 def without_dataset(execution: Execution) -> Execution:
     """The execution as it is sent to another process, which loads the images again and verifies them."""
     data = execution.dataset
-    return replace(execution, dataset=None, fingerprint=None if data is None else data.fingerprint)
+    packed = pack_definitions(execution)
+    return replace(packed, dataset=None, fingerprint=None if data is None else data.fingerprint)
 
 
 def has_one_gpu(device: str | None) -> bool:
@@ -235,6 +241,7 @@ class Worker:
     def __init__(self, execution: Execution) -> None:
         self.execution = execution
         self.recipe: Recipe | None = None  # in progress
+        self.started = False  # whether it has sent anything
         # A fork would share a GPU's context and torch's threads.
         context = multiprocessing.get_context("spawn")
         self.pipe, far_end = context.Pipe()
@@ -308,6 +315,7 @@ class ProcessPool:
         except (EOFError, OSError):  # the process died, possibly in the middle of a message
             self.replace(worker, recipe)
             return
+        worker.started = True
         if isinstance(message, RunProgress):
             self.collector.progress(recipe, message)
         elif isinstance(message, Exception):
@@ -319,6 +327,8 @@ class ProcessPool:
     def replace(self, dead: Worker, recipe: Recipe) -> None:
         """Start a new worker, which resumes from the last checkpoint; give up a run that dies twice."""
         code = dead.stop()
+        if code == 1 and not dead.started:  # an error, not a signal: it would happen again
+            raise RuntimeError(NOT_STARTED) from None
         self.workers[self.workers.index(dead)] = Worker(dead.execution)
         self.deaths[recipe] += 1
         if self.deaths[recipe] <= RETRIES:
@@ -338,6 +348,12 @@ def describe_death(recipe: Recipe, code: int | None) -> str:
 def serve(pipe: Connection, execution: Execution) -> None:
     """The loop of a worker process: recipes in, progress and outcomes out, until the pipe ends."""
     signal.signal(signal.SIGTERM, interrupt_once)  # from Worker.stop; Ctrl-C is blocked here
+    try:
+        execution = unpack_definitions(execution)
+    except ValueError as error:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is nothing to save
+        pipe.send(error)
+        return
     load = remember_data(execution)
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):  # the parent is gone, or ends us
         while True:

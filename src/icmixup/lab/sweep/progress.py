@@ -32,6 +32,7 @@ class Display:
         finished: runs that are already finished and take no time.
         seconds_each: seconds per unit of work, from earlier results; None if unknown.
         title: display name of a run.
+        later: work of runs that come after these, for the estimate of the time left.
         quiet_seconds: time until the first line where there is no terminal; it doubles up to a minute.
     """
 
@@ -45,7 +46,9 @@ class Display:
         seconds_each: float | None = None,
         title: Callable[[Recipe], str] = short_title,
         quiet_seconds: float | None = None,
+        later: float = 0.0,
     ) -> None:
+        self.later = later
         self.quiet = QUIET_SECONDS if quiet_seconds is None else quiet_seconds
         self.recipes = {recipe.key: recipe for recipe in recipes}
         self.work = {recipe.key: 0.0 if recipe in finished else work(recipe) for recipe in recipes}
@@ -125,11 +128,11 @@ class Display:
     def seconds_left(self) -> float | None:
         """An estimate from this session, otherwise from earlier results; None without either."""
         rest = sum(self.work.values()) - self.worked()
-        if rest <= 0:
+        if rest + self.later <= 0:
             return 0.0
         here = self.worked() - sum(self.work[key] * share for key, share in self.before.items())
         each = (time.monotonic() - self.began) / here if here > 0 else self.guess
-        return None if each is None else each * rest
+        return None if each is None else each * (rest + self.later)
 
 
 def describe_progress(progress: RunProgress) -> str:

@@ -228,11 +228,11 @@ def split_scores(
     autocast = torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None)
     blocks = []
     with evaluation_mode(model), torch.inference_mode(), autocast:
-        for images in split.blocks(batch_size or test_batch_size(split.images.shape[-1], device)):
+        side = split.images.shape[-1] if split.images.dim() == 4 else 1
+        for images in split.blocks(batch_size or test_batch_size(side, device)):
             images = images.to(device)
-            inputs = (
-                normalise(images, mean, std) if images.dim() == 4 else images
-            )  # features stay as they are
+            # Features and other floats stay as they are.
+            inputs = normalise(images, mean, std) if images.dtype == torch.uint8 else images
             blocks.append(model(inputs).float())
     # Copied once at the end, to avoid a synchronisation after each block.
     return torch.cat(blocks).cpu()

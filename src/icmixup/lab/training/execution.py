@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from icmixup.lab.datasets import Dataset
+    from icmixup.lab.training.definitions import Definitions
 
 Engine = Literal["local", "ray"]
 ENGINES = ("local", "ray")
@@ -37,7 +38,14 @@ class Execution:
     """Take runs of another version of icmixup, device or precision, if all else agrees."""
     dataset: Dataset | None = field(default=None, repr=False, compare=False)
     """Images of all runs, if already loaded; other processes load them again."""
+    definitions: Definitions | None = field(default=None, repr=False, compare=False)
+    """Networks and methods given in Python; they must be registered in this process."""
+    validation: bool = False
+    """Train on a part of the training images and test on the others, for tuning; if `dataset` is given, it
+    must be that part already."""
     # Set for each worker by the sweep.
+    packed: bytes | None = field(default=None, repr=False)
+    """Definitions and dataset for another process, as a pickle."""
     fingerprint: str | None = None
     """Fingerprint of the images that were loaded before; a worker that loads others raises an error."""
     threads: int | None = None

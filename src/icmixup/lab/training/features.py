@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from icmixup.lab.datasets import Dataset, Split
 from icmixup.lab.datasets.features import standardise
-from icmixup.lab.models import build_model, classifier_of
+from icmixup.lab.models import build_model, replace_classifier
 from icmixup.lab.training.evaluate import split_scores
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import write_atomically
@@ -41,18 +41,21 @@ def feature_dataset(recipe: Recipe, images: Dataset, folder: Path, device: torch
     """
     path = folder / f"{features_key(recipe, images)}.npz"
     known = read_known(path)
-    digests = {name: digest_images(split) for name, split in (("train", images.train), ("test", images.test))}
+    splits = {"train": images.train, "test": images.test}
+    if images.held_out is not None:
+        splits["held_out"] = images.held_out
+    digests = {name: digest_images(split) for name, split in splits.items()}
     if any(digest not in known for part in digests.values() for digest in part):
         model = build_extractor(recipe, images).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        for split, part in zip((images.train, images.test), digests.values(), strict=True):
-            known |= compute_missing(model, split, part, known, images)
+        for name, split in splits.items():
+            known |= compute_missing(model, split, digests[name], known, images)
         folder.mkdir(parents=True, exist_ok=True)
         write_known(path, known)
-    train, test = (
-        Split(look_up(known, part), split.labels.cpu())
-        for split, part in zip((images.train, images.test), digests.values(), strict=True)
-    )
-    return standardise(replace(images, train=train, test=test))
+    features = {
+        name: Split(look_up(known, digests[name]), split.labels.cpu()) for name, split in splits.items()
+    }
+    held = features.get("held_out")
+    return standardise(replace(images, train=features["train"], test=features["test"], held_out=held))
 
 
 def features_key(recipe: Recipe, images: Dataset) -> str:
@@ -69,10 +72,7 @@ def build_extractor(recipe: Recipe, images: Dataset) -> nn.Module:
     model = build_model(
         recipe.model, 2, channels=channels, seed=recipe.seed, weights=recipe.weights, image_size=size
     )
-    head = classifier_of(model, recipe.model)
-    name = next(name for name, module in model.named_modules() if module is head)
-    parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, nn.Identity())
+    replace_classifier(model, recipe.model, nn.Identity())
     return model
 
 

@@ -1,7 +1,8 @@
 """The training images of each epoch: shuffled, augmented, at fixed addresses for captured steps.
 
 Small images are augmented once per epoch, all at once: `Feed`. Photos are augmented batch by batch, just
-before the step that uses them: `PhotoFeed`. What is drawn depends on the seed and the epoch only.
+before the step that uses them: `PhotoFeed`. Examples of a torch Dataset are read batch by batch as well:
+`ExampleFeed`. What is drawn depends on the seed and the epoch only.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from icmixup.lab.augment import (
     resize_each,
     resize_windows,
 )
-from icmixup.lab.datasets import Photos, Split
+from icmixup.lab.datasets import Examples, Photos, Split
 from icmixup.lab.training.ranks import rank, world_size
 from icmixup.lab.training.recipe import Recipe, derive_seed, images_per_epoch, learning_rate
 from icmixup.lab.training.step import Epoch
@@ -31,12 +32,27 @@ STEPS_AHEAD = 2  # that the host may prepare before a GPU has done them: each ho
 
 def make_feed(recipe: Recipe, train: Split) -> Feed:
     """The feed that suits the images."""
+    if isinstance(train.images, Examples):
+        return ExampleFeed(recipe, train)
     return PhotoFeed(recipe, train) if isinstance(train.images, Photos) else Feed(recipe, train)
 
 
 def augmentations(recipe: Recipe) -> Augmentations:
     """The settings of a recipe."""
     return Augmentations(**{name: getattr(recipe, name) for name in Augmentations._fields})
+
+
+def sampling_weights(sampler: str, labels: Tensor, device: torch.device) -> Tensor | None:
+    """(N,) chances of the images; None if each is drawn once.
+
+    Class c is drawn with a chance in proportion to n_c^q, with q = 0 for "class-balanced" and 1/2 for
+    "square-root" (Kang et al., 2020), so each of its images with n_c^(q - 1).
+    """
+    if sampler == "uniform":
+        return None
+    power = {"class-balanced": -1.0, "square-root": -0.5}[sampler]
+    sizes = torch.bincount(labels).double()
+    return (sizes[labels] ** power).to(device)
 
 
 def crop_photos(photos: Photos, boxes: Tensor) -> Tensor:
@@ -55,6 +71,7 @@ class Feed:
         self.settings = augmentations(recipe)
         self.count = images_per_epoch(recipe, len(train))
         self.generator = self.make_generator()
+        self.weights = sampling_weights(recipe.sampler, train.labels, self.generator.device)
         shape = (self.buffer_size(), *train.images.shape[1:])
         self.epoch = Epoch(
             torch.empty(shape, dtype=train.images.dtype, device=self.device),
@@ -73,19 +90,25 @@ class Feed:
     def fill(self, number: int) -> None:
         """Shuffle and augment the images of epoch `number`, and set the learning rate of every step."""
         self.generator.manual_seed(derive_seed(self.recipe.seed, number, "order"))
-        rows = torch.randperm(len(self.train), generator=self.generator, device=self.generator.device)
-        rows = rows[: self.count]
+        rows = self.draw_rows()
         self.epoch.labels.copy_(self.train.labels[rows.to(self.device)])
         self.fill_images(rows)
         steps = len(self.epoch.lrs)
         lrs = [learning_rate(self.recipe, number + k / steps) for k in range(steps)]
         self.epoch.lrs.copy_(torch.tensor(lrs))
 
+    def draw_rows(self) -> Tensor:
+        """(count,) rows of the training set: each image once, or by class with replacement."""
+        if self.weights is None:
+            rows = torch.randperm(len(self.train), generator=self.generator, device=self.generator.device)
+            return rows[: self.count]
+        return torch.multinomial(self.weights, self.count, replacement=True, generator=self.generator)
+
     def fill_images(self, rows: Tensor) -> None:
         images = self.train.images
         assert isinstance(images, Tensor)
         images = images[rows]
-        if images.dim() == 4:  # features are not augmented
+        if images.dtype == torch.uint8:  # features and other floats are not augmented
             images = augment(images, generator=self.generator, **self.settings._asdict())
         self.epoch.images.copy_(images)
 
@@ -143,3 +166,33 @@ class PhotoFeed(Feed):
         self.marks.append(torch.cuda.current_stream(self.device).record_event())
         if len(self.marks) > STEPS_AHEAD:
             self.marks.popleft().synchronize()
+
+
+class ExampleFeed(Feed):
+    """Examples of a torch Dataset: read batch by batch, with the random transforms of the epoch."""
+
+    def __init__(self, recipe: Recipe, train: Split) -> None:
+        super().__init__(recipe, train)
+        assert isinstance(train.images, Examples)
+        self.examples, self.seed = train.images, 0
+
+    def make_generator(self) -> torch.Generator:
+        return torch.Generator()  # on the CPU, which reads the examples
+
+    def buffer_size(self) -> int:
+        return min(self.recipe.batch_size, self.count)
+
+    def fill(self, number: int) -> None:
+        self.seed = derive_seed(self.recipe.seed, number, "examples")
+        super().fill(number)
+
+    def fill_images(self, rows: Tensor) -> None:
+        images = self.train.images
+        assert isinstance(images, Examples)
+        self.examples = images[rows]
+
+    def prepare(self, step: int) -> None:
+        """Read the examples of a step; of several ranks, each reads its own."""
+        size = self.recipe.batch_size
+        own = self.examples[slice(step * size + rank(), (step + 1) * size, world_size())]
+        self.epoch.images[rank() : rank() + len(own) * world_size() : world_size()] = own.read(self.seed)

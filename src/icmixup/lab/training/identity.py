@@ -18,13 +18,18 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from icmixup.lab.augment import normalise
 from icmixup.lab.datasets import Dataset
 from icmixup.lab.models import MODELS, build_model
+from icmixup.lab.models.own import OwnModel
 from icmixup.lab.training.recipe import Recipe
+from icmixup.methods import Method
 
 DIGITS = 12  # of a fingerprint, in hexadecimal
 # Their modules are identified by names and settings; a new version of icmixup is a new identity anyway.
 LIBRARIES = ("torch.", "torchvision.", "timm.", "icmixup.")
+
+LATER_SETTINGS = ("adjust_tau", "defer", "focal_gamma", "margin")
 
 
 class Identity(NamedTuple):
@@ -57,11 +62,22 @@ def identify(recipe: Recipe, data: Dataset, device: str) -> Identity:
     return Identity(
         data=data.fingerprint,
         model=network_fingerprint(recipe, data),
-        method=digest(repr(recipe.method_at(0))),
+        method=digest(method_text(recipe.method_at(0))),
         version=package_version(),
         precision=str(autocast_dtype(recipe, torch.device(device)) or torch.float32).removeprefix("torch."),
         device=device,
     )
+
+
+def method_text(method: Method) -> str:
+    """The settings of a method; later ones only where they are not the default, so that runs of earlier
+    versions keep their identity."""
+    settings = (
+        f"{entry.name}={getattr(method, entry.name)!r}"
+        for entry in dataclasses.fields(method)
+        if entry.name not in LATER_SETTINGS or getattr(method, entry.name) != entry.default
+    )
+    return f"Method({', '.join(settings)})"
 
 
 def autocast_dtype(recipe: Recipe, device: torch.device) -> torch.dtype | None:
@@ -90,20 +106,64 @@ def package_version() -> str:
 
 def network_fingerprint(recipe: Recipe, data: Dataset) -> str:
     """Fingerprint of the network that is trained: a linear head on features, or the recipe's model."""
+    builder = MODELS.get(recipe.model)
+    if isinstance(builder, OwnModel):
+        return own_fingerprint(recipe.model, builder, data)
     if data.is_features:
         return digest(f"linear head of {recipe.model} on {data.train.images.shape[1]} features")
     _, channels, _, size = data.train.images.shape
-    return model_fingerprint(recipe.model, MODELS.get(recipe.model), data.num_classes, channels, size)
+    return model_fingerprint(recipe.model, builder, data.num_classes, channels, size)
+
+
+def own_fingerprint(name: str, builder: OwnModel, data: Dataset) -> str:
+    """Fingerprint of a user's network: its modules and code, initial weights, and scores of two examples.
+
+    Code that modules call is not all in their classes, so the scores count as well: with four digits of
+    float64, which does not depend on the number of threads.
+    """
+    if data.fingerprint not in builder.fingerprints:
+        model = build_model(name, data.num_classes, channels=data.train.images.shape[1], seed=0)
+        weights = hashlib.blake2b()
+        for weight in model.state_dict().values():
+            weights.update(weight.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        parts = (describe_modules(model), weights.hexdigest(), describe_scores(model, data))
+        builder.fingerprints[data.fingerprint] = digest(*parts)
+    return builder.fingerprints[data.fingerprint]
+
+
+def describe_scores(model: nn.Module, data: Dataset) -> str:
+    """Scores of two examples with four digits; nothing for a network that does not compute in float64."""
+    try:
+        scores = probe_scores(model.double(), data, torch.float64)
+    except RuntimeError:
+        return ""
+    return " ".join(f"{score:.3e}" for score in scores.flatten().tolist())
+
+
+def probe_scores(model: nn.Module, data: Dataset, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """(2, C) scores of the first two training examples, in evaluation mode, on the CPU."""
+    inputs = next(data.train.blocks(2)).cpu()
+    if inputs.dtype == torch.uint8:
+        inputs = normalise(inputs, torch.tensor(data.mean), torch.tensor(data.std))
+    with torch.inference_mode():
+        scores: torch.Tensor = model.eval()(inputs.to(dtype))
+    return scores
 
 
 # The builder is an argument because a name can be given another one.
 @functools.lru_cache(maxsize=16)
 def model_fingerprint(name: str, builder: object, num_classes: int, channels: int, image_size: int) -> str:
     """Fingerprint of a network: its modules with their settings, its weights' shapes, and its own code."""
-    model = build_model(name, num_classes, channels=channels, seed=0, image_size=image_size)
+    return digest(
+        describe_modules(build_model(name, num_classes, channels=channels, seed=0, image_size=image_size))
+    )
+
+
+def describe_modules(model: nn.Module) -> str:
+    """Modules with their settings, the shapes of weights, and code that is not part of a library."""
     shapes = [(name, tuple(weight.shape)) for name, weight in model.state_dict().items()]
     kinds = sorted({type(module) for module in model.modules()}, key=lambda kind: kind.__qualname__)
-    return digest(str(model), repr(shapes), *(module_code(kind) for kind in kinds))
+    return "\0".join([str(model), repr(shapes), *(module_code(kind) for kind in kinds)])
 
 
 def module_code(kind: type[nn.Module]) -> str:

@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from icmixup.lab.datasets import Dataset, Photos
 from icmixup.lab.training.run_folder import write_atomically
 
@@ -37,7 +39,8 @@ def inputs_of(data: Dataset) -> InputFormat:
 
 
 def write_inputs(folder: Path, data: Dataset) -> None:
-    if data.is_features:  # a head without its network cannot be used on images
+    # A head without its network, or a network for other inputs, cannot be used on image files.
+    if data.train.images.dtype != torch.uint8:
         return
     write_atomically(folder / INPUTS_FILE, json.dumps(inputs_of(data)._asdict(), indent=1).encode())
 

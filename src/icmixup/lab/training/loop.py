@@ -18,8 +18,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from icmixup.lab.datasets import Dataset, load_dataset, take_fold
+from icmixup.lab.datasets import Dataset, load_dataset, take_fold, validation_dataset
 from icmixup.lab.models import preprocessing_of
+from icmixup.lab.training.artifacts import save_artifacts
 from icmixup.lab.training.evaluate import Metrics, evaluate, split_scores
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.features import check_feature_methods, feature_dataset
@@ -84,6 +85,8 @@ def train(recipe: Recipe, execution: Execution, on_progress: OnProgress | None =
     Args:
         on_progress: called several times a second, at least once per epoch; may raise Stopped.
     """
+    if recipe.after != "none":
+        raise ValueError(f"after={recipe.after!r} is the work of `icmixup retrain`, given a trained run")
     device = pick_device(execution.device)
     with join_ranks(device), ExitStack() as held:
         with compare_notes() as notes:
@@ -123,12 +126,15 @@ def load_recipe_data(recipe: Recipe, data_dir: Path, *, show_progress: bool = Fa
 def training_data(recipe: Recipe, execution: Execution) -> Dataset:
     """What a recipe trains and tests on: images, or the features of a frozen network."""
     data = execution.dataset
+    given = data is not None
     data = load_recipe_data(recipe, execution.data_dir) if data is None else data
     if recipe.train == "head" or data.is_features:
         check_feature_methods((recipe.method,))
     if recipe.train == "head" and not data.is_features:
         data = feature_dataset(recipe, data, execution.out / "features", pick_device(execution.device))
-    if execution.dataset is None:
+    if execution.validation and not given:
+        data = validation_dataset(data)
+    if not given:
         check_fingerprint(recipe, data, execution.fingerprint)
     return data if recipe.fold is None else take_fold(data, recipe.data)
 
@@ -205,6 +211,8 @@ class Session:
             if number + 1 < self.recipe.epochs:  # queued behind the steps, so that a GPU never waits for it
                 self.fill(number + 1)
             self.check_losses(losses, number)
+            if self.recipe.compile and rank() == 0 and not self.speeds:  # after the first epoch
+                save_artifacts()
             self.epochs_done = number + 1
             self.speeds.append(self.images / (time.monotonic() - started))
             self.evaluate_if_due()
@@ -390,6 +398,14 @@ def check_sizes(recipe: Recipe, data: Dataset) -> None:
         raise ValueError(
             f"batch_size is {recipe.batch_size}, so some of the {world_size()} ranks would have no image; "
             f"use --batch-size {32 * world_size()} or another larger value"
+        )
+    empty = [
+        name for name, count in zip(data.class_names, data.class_counts.tolist(), strict=True) if not count
+    ]
+    if recipe.sampler != "uniform" and empty:
+        raise ValueError(
+            f"sampler={recipe.sampler!r} draws images of every class, but {recipe.dataset} has no training "
+            f"image of {', '.join(map(repr, empty[:5]))}; add some, or use --sampler uniform"
         )
     side = min(data.train.images.shape[-2:])
     if recipe.padding >= side and not data.is_features:

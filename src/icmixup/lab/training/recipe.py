@@ -25,6 +25,9 @@ PaddingMode = Literal["zeros", "reflect"]
 Precision = Literal["auto", "float32", "bfloat16"]
 Optimizer = Literal["sgd", "adamw"]
 TrainedPart = Literal["all", "head"]
+Sampler = Literal["uniform", "square-root", "class-balanced"]
+TailDraw = Literal["seeded", "ldam"]
+After = Literal["none", "adjust", "tau-norm", "crt"]
 # The fields of version 0.1.0. Others count for the key of a recipe only if they differ from their default,
 # which must therefore never change: run folders of older versions keep their names.
 FIRST_FIELDS = (
@@ -38,6 +41,7 @@ FIRST_FIELDS = (
 )
 # Fields of a recipe that replace its method's own value where they are given.
 METHOD_FIELDS = ["alpha", "mode", "duplicates", "negatives", "temperature", "label_smoothing", "kappa", "tau"]
+METHOD_FIELDS += ["adjust_tau"]
 
 
 class Range(NamedTuple):
@@ -96,6 +100,11 @@ RANGES = {
     "random_resized_crop": Range(0, 1, "a share of the area, above 0 and up to 1", open_low=True),
     "colour_jitter": Range(0, 1, "a share, from 0 to 1"),
     "erasing": Range(0, 1, "a probability, from 0 to 1"),
+    "held_out": Range(0, 1, "a share of the training images, at least 0 and below 1", open_high=True),
+    "adjust_tau": Range(0, math.inf, "the strength of logit adjustment, 0 or more", open_high=True),
+    "cutout": Range(0, 4096, "the side of a square in pixels, 0 for none"),
+    "after_tau": Range(0, math.inf, "0 or more and finite", open_high=True),
+    "after_epochs": Range(1, 10**6, "a number of epochs, from 1 to 1,000,000"),
 }
 CHOICES: dict[str, tuple[object, ...]] = {
     "schedule": get_args(Schedule),
@@ -103,6 +112,9 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "precision": get_args(Precision),
     "optimizer": get_args(Optimizer),
     "train": get_args(TrainedPart),
+    "sampler": get_args(Sampler),
+    "tail_draw": get_args(TailDraw),
+    "after": get_args(After),
     "mode": MODES,
     "duplicates": DUPLICATES,
     "negatives": NEGATIVES,
@@ -141,7 +153,8 @@ class Task:
     dataset: str = "cifar100"
     """digits, cifar10, cifar100, cifair10, cifair100, a folder of images, hf:owner/name, or features.npz."""
     model: str = "resnet34"
-    """resnet18, resnet34, resnet50, resnet32, wrn16-8, small-cnn, any timm model, or local-dir:FOLDER."""
+    """resnet18, resnet34, resnet50, resnet32, resnet32x4, wrn16-8, small-cnn, any timm model, or
+    local-dir:FOLDER."""
     method: str = "ic-mixup"
     """A row of the table of methods: erm, mixup, ic-mixup, ..."""
     seed: int = 0
@@ -164,6 +177,12 @@ class Subset:
     """ciFAIR only: split of the DEIC benchmark."""
     image_size: int | None = None
     """Side of the square images; chosen automatically by default."""
+    held_out: float = 0.0
+    """Share of the chosen training images of each class that is not trained on: `icmixup retrain` chooses tau
+    on them. Classes with one image keep it."""
+    tail_draw: TailDraw = "seeded"
+    """Which images of a long tail are kept: by our seed, or as in the code of LDAM (the same images, for
+    CIFAR and --data-seed 0)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +216,18 @@ class Fingerprints:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Afterwards:
+    """What was done with the classifier of a trained run, filled in by `icmixup retrain`."""
+
+    after: After = "none"
+    """Logit adjustment, tau-normalisation, or re-training on frozen features."""
+    after_tau: float | None = None
+    """Strength of the first two; None if it was chosen on held-out images."""
+    after_epochs: int | None = None
+    """Epochs of re-training."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Optimisation:
     """How the weights are trained."""
 
@@ -206,6 +237,9 @@ class Optimisation:
     """Train for more epochs if --epochs has fewer steps than this; 0 if --epochs is given."""
     batch_size: int = 128
     """Images per step, over all ranks."""
+    sampler: Sampler = "uniform"
+    """How images of an epoch are drawn: each one once; or with replacement, so that all classes are equally
+    frequent, or in proportion to the square root of their size."""
     drop_last: bool = False
     """Skip the incomplete last batch of an epoch, whose few images distort BatchNorm just before
     evaluation."""
@@ -260,6 +294,10 @@ class Augmentation:
     """Maximum rotation in degrees, in either direction."""
     trivial: bool = False
     """Apply TrivialAugment as well."""
+    autoaugment: bool = False
+    """Apply AutoAugment's policy for CIFAR as well."""
+    cutout: int = 0
+    """Side in pixels of a square that is blanked at a random place: 16 is usual for CIFAR; 0 for none."""
     colour_jitter: float = 0.0
     """Change brightness, contrast and saturation by up to this share, for example 0.4."""
     erasing: float = 0.0
@@ -286,6 +324,8 @@ class Mixing:
     """Remix: how many times more common a class must be to give up its label."""
     tau: float | None = None
     """Remix: it does so only if the rarer image keeps more than 1 - tau of the pixels; 1 means always."""
+    adjust_tau: float | None = None
+    """Strength of logit adjustment: scores + adjust_tau log n_c in training; 1 by default."""
     joint: bool = False
     """RegMixup: clean and mixed images in one forward pass instead of two."""
     mix_prob: float = 1.0
@@ -310,7 +350,16 @@ class Numerics:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(
-    Numerics, Mixing, Augmentation, Optimisation, Fingerprints, CrossValidation, Transfer, Subset, Task
+    Numerics,
+    Mixing,
+    Augmentation,
+    Optimisation,
+    Afterwards,
+    Fingerprints,
+    CrossValidation,
+    Transfer,
+    Subset,
+    Task,
 ):
     """One training run, complete: two equal recipes at one commit give equal runs."""
 
@@ -322,6 +371,10 @@ class Recipe(
             raise ValueError(f"fold must be from 1 to folds, got fold {self.fold} and folds {self.folds}")
         if self.folds is not None and self.split is not None:
             raise ValueError(f"--split {self.split} has its own images; use it without --folds {self.folds}")
+        if self.folds is not None and (self.held_out or self.tail_draw != "seeded"):
+            raise ValueError(
+                f"--folds {self.folds} divides all images; use it without --held-out and --tail-draw"
+            )
         if self.lr_drops and min(self.lr_drops) < 0:
             raise ValueError(f"lr_drops must be numbers of epochs, 0 or more, got {self.lr_drops}")
         if self.lr_drops and max(self.lr_drops) >= self.epochs:
@@ -330,6 +383,13 @@ class Recipe(
             raise ValueError(f"warmup_epochs must be below epochs ({self.epochs}), got {self.warmup_epochs}")
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs a momentum above 0, got 0; use --momentum 0.9 or --no-nesterov")
+        if self.autoaugment and self.trivial:
+            raise ValueError("autoaugment and trivial are two policies; use one of --autoaugment, --trivial")
+        if self.sampler != "uniform" and method.class_sizes in ("adjust", "adjust-clean"):
+            raise ValueError(
+                f"{self.method} corrects for class sizes by itself, and sampler={self.sampler!r} would do so "
+                "again; use --sampler uniform, or another method"
+            )
         if self.batch_size < 2 and method.draw != "none":
             raise ValueError(
                 f"batch_size must be at least 2 for the method {self.method}, which mixes the images of a "
@@ -352,7 +412,8 @@ class Recipe(
         """A short name without special characters; runs of one title may still differ in other fields."""
         model = self.model.rstrip("/").rpartition("/")[2] if "/" in self.model else self.model
         model += "" if self.train == "all" else "-head"
-        return f"{self.data_title}.{model}.{self.method}.s{self.seed}"
+        after = "" if self.after == "none" else f"-{self.after}"
+        return f"{self.data_title}.{model}.{self.method}{after}.s{self.seed}"
 
     @property
     def data_title(self) -> str:
@@ -366,6 +427,11 @@ class Recipe(
         if self.folds is not None:
             part += f"-{self.folds}folds" if self.fold is None else f"-fold{self.fold}of{self.folds}"
         return data + part
+
+    @property
+    def cosine(self) -> bool:
+        """Whether the network classifies by cosines, as methods with a margin do."""
+        return find_method(self.method).margin > 0
 
     @property
     def name(self) -> str:
@@ -412,7 +478,7 @@ class Recipe(
         off = self.mix_off_epoch is not None and epoch >= self.mix_off_epoch
         given = {name: getattr(self, name) for name in METHOD_FIELDS if getattr(self, name) is not None}
         # A comparison has one recipe for several methods: settings apply to those that use them.
-        method = find_method(self.method)
+        method = find_method(self.method).at(epoch / self.epochs)
         return method.with_settings(**given, joint=self.joint, prob=0.0 if off else self.mix_prob)
 
 
@@ -483,6 +549,9 @@ def derive_seed(seed: int, epoch: int, purpose: str) -> int:
 
 
 STRONG = Recipe(model="resnet18", schedule="cosine", nesterov=True, rotation=0.0)
+# For long tails of small images; docs/lab.md says where the values come from. alpha was chosen on a
+# validation part (results/long_tail_alpha.csv); the search of tools/long_tail_recipe.py is still to be run.
+LONG_TAIL = dataclasses.replace(STRONG, model="resnet32", trivial=True, alpha=1.0)
 QUICK = Recipe(
     model="small-cnn",
     epochs=60,
@@ -529,11 +598,18 @@ HEAD = Recipe(
     rotation=0.0,
     eval_every=60,
 )
-RECIPES = {"paper": Recipe(), "strong": STRONG, "quick": QUICK, "finetune": FINETUNE, "head": HEAD}
-"""Named starting points: the paper's, a strong recipe of today, one for a laptop and tiny images, and two for
-pretrained weights: all of them are trained, or a linear head."""
+RECIPES = {
+    "paper": Recipe(),
+    "strong": STRONG,
+    "long-tail": LONG_TAIL,
+    "quick": QUICK,
+    "finetune": FINETUNE,
+    "head": HEAD,
+}
+"""Named starting points: the paper's, a strong recipe of today, one for long tails, one for a laptop and tiny
+images, and two for pretrained weights: all of them are trained, or a linear head."""
 # Below these, methods that learn slowly look worse than they are, and rankings turn around: --budget never
 # trains for less. On digits, accuracies after 20 epochs of the quick recipe are within a point of those after
 # 60.
-FEWEST_EPOCHS = {"paper": 60, "strong": 60, "quick": 20, "finetune": 5, "head": 20}
+FEWEST_EPOCHS = {"paper": 60, "strong": 60, "long-tail": 60, "quick": 20, "finetune": 5, "head": 20}
 FEWEST_STEPS = 300  # of the optimizer, on few images

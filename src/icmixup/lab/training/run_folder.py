@@ -40,6 +40,7 @@ from icmixup.lab.training.stored import read_json, read_lines, read_recipe_file,
 Row = dict[str, Any]  # a finished run: recipe, metrics, time and provenance, as result.json stores them
 Checkpoint = dict[str, Any]
 STATE = {"recipe", "epochs_done"}  # of what a checkpoint has at least
+TRIALS_FOLDER = "trials"  # in the folder of all runs: trial runs of --tune
 DIGEST = 32  # bytes of the SHA-256 at the end of a checkpoint
 
 

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from icmixup.hidden import hidden_modules
 from icmixup.lab.augment import normaliser
 from icmixup.lab.datasets import Dataset
-from icmixup.lab.models import build_linear, build_model
+from icmixup.lab.models import MODELS, build_linear, build_model, is_own
+from icmixup.lab.training.artifacts import load_artifacts
 from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.optimizer import make_optimizer, weight_groups
 from icmixup.lab.training.recipe import Recipe
@@ -92,8 +93,8 @@ def make_learner(recipe: Recipe, dataset: Dataset, wrap: Callable[[nn.Module], n
     forward = model
     # Manifold Mixup adds and removes hooks in every step; a compiled model would be recompiled each time.
     if recipe.compile and recipe.method_at(0).draw != "manifold" and not dataset.is_features:
-        kind = (recipe.model, dataset.num_classes, images.shape[1], images.shape[-1], device)
-        shared, forward = compiled_model(*kind, threading.get_ident())
+        kind = (recipe.model, dataset.num_classes, images.shape[1], images.shape[-1], recipe.cosine, device)
+        shared, forward = compiled_model(*kind, threading.get_ident(), MODELS.get(recipe.model))
         shared.load_state_dict(model.state_dict())
         model = shared
     groups = weight_groups(model, recipe)
@@ -110,10 +111,10 @@ def make_learner(recipe: Recipe, dataset: Dataset, wrap: Callable[[nn.Module], n
 
 
 def initial_model(recipe: Recipe, dataset: Dataset) -> nn.Module:
-    """The network before training; a linear one for a dataset of features."""
+    """The network before training; a linear one for a dataset of features, unless the user gave another."""
     images = dataset.train.images
-    if dataset.is_features:
-        return build_linear(dataset.num_classes, images.shape[1])
+    if dataset.is_features and not is_own(recipe.model):
+        return build_linear(dataset.num_classes, images.shape[1], cosine=recipe.cosine, seed=recipe.seed)
     return build_model(
         recipe.model,
         dataset.num_classes,
@@ -121,18 +122,28 @@ def initial_model(recipe: Recipe, dataset: Dataset) -> nn.Module:
         seed=recipe.seed,
         weights=recipe.weights,
         image_size=images.shape[-1],
+        cosine=recipe.cosine,
     )
 
 
 @functools.cache
 def compiled_model(
-    name: str, num_classes: int, channels: int, image_size: int, device: torch.device, thread: int
+    name: str,
+    num_classes: int,
+    channels: int,
+    image_size: int,
+    cosine: bool,
+    device: torch.device,
+    thread: int,
+    builder: object,
 ) -> tuple[nn.Module, nn.Module]:
     """A module and its compiled form, created once per thread: later runs load their weights into it.
 
-    Threads have their own weights, but share the compiled code.
+    Threads have their own weights, but share the compiled code. The builder is an argument because a name can
+    be given another one.
     """
-    model = build_model(name, num_classes, channels=channels, seed=0, image_size=image_size)
+    load_artifacts()
+    model = build_model(name, num_classes, channels=channels, seed=0, image_size=image_size, cosine=cosine)
     model = to_device(model, device)
     known = torch._inductor.list_options()
     options = {option: value for option, value in COMPILE_OPTIONS.items() if option in known}
@@ -141,7 +152,10 @@ def compiled_model(
 
 def to_device(model: nn.Module, device: torch.device) -> nn.Module:
     """The model on its device, in channels-last format, which is faster for convolutions on GPUs and CPUs."""
-    return model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    model = model.to(device)
+    if any(weight.dim() == 5 for weight in model.parameters()):  # 3D convolutions have no such format
+        return model
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 Step = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
@@ -181,8 +195,8 @@ def make_step(learner: Learner, recipe: Recipe, method: Method, dataset: Dataset
 
 
 def make_inputs(dataset: Dataset, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """A function from a batch to what the network takes: normalised images, or features as they are."""
-    if dataset.is_features:
+    """A function from a batch to what the network takes: normalised images, or floats as they are."""
+    if dataset.train.images.dtype != torch.uint8:
         return lambda features: features
     shift, scale = normaliser(*(torch.tensor(x, device=device) for x in (dataset.mean, dataset.std)))
     return lambda images: torch.addcmul(shift, images.contiguous(memory_format=torch.channels_last), scale)

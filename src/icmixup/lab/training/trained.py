@@ -136,7 +136,7 @@ def load_run(run: Run, device: torch.device) -> Trained:
             "train with --train all"
         )
     inputs, row = read_inputs(run.folder), run.result() or {}
-    model = build_for(run.recipe.model, inputs)
+    model = build_for(run.recipe.model, inputs, cosine=run.recipe.cosine)
     about = {name: row.get(name) for name in ("method", "seed", "accuracy", "fingerprint", "version")}
     return Trained(
         load_run_weights(run, to_device(model, device)),
@@ -144,14 +144,14 @@ def load_run(run: Run, device: torch.device) -> Trained:
         float(row["fitted_temperature"]),
         run.recipe.model,
         autocast_dtype(run.recipe, device),
-        {"run": run.folder.name, **about},
+        {"run": run.folder.name, "cosine": run.recipe.cosine, **about},
     )
 
 
-def build_for(name: str, inputs: InputFormat) -> nn.Module:
+def build_for(name: str, inputs: InputFormat, *, cosine: bool = False) -> nn.Module:
     """A network with random weights for such inputs."""
-    size, channels = inputs.image_size, inputs.channels
-    return build_model(name, len(inputs.class_names), channels=channels, seed=0, image_size=size)
+    size, channels, classes = inputs.image_size, inputs.channels, len(inputs.class_names)
+    return build_model(name, classes, channels=channels, seed=0, image_size=size, cosine=cosine)
 
 
 def load_run_weights(run: Run, model: nn.Module) -> nn.Module:
@@ -229,7 +229,7 @@ def load_exported(path: Path, device: torch.device) -> Trained:
     lists: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in about.items()}
     inputs = InputFormat(**{name: lists.pop(name) for name in InputFormat._fields if name in lists})
     name, temperature = lists.pop("model"), float(lists.pop("temperature"))
-    model = build_for(name, inputs)
+    model = build_for(name, inputs, cosine=bool(lists.get("cosine", False)))
     restore_weights(model, weights, path)
     return Trained(to_device(model, device).eval(), inputs, temperature, name, None, lists)
 

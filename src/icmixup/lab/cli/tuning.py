@@ -1,0 +1,113 @@
+"""--tune of icmixup compare: what is left to train, the display of trials, and their file."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from icmixup.lab.cli.terminal import is_first_rank, print_note, stderr_console
+
+if TYPE_CHECKING:
+    from icmixup.lab.comparison.compare import Tuned
+    from icmixup.lab.comparison.tuning import Trial, Tuning
+    from icmixup.lab.sweep.progress import Display
+    from icmixup.lab.training.execution import Execution
+    from icmixup.lab.training.recipe import Recipe
+
+
+def check_tune(number: int | None, budget: str | None, folds: int | None, ranks: int) -> None:
+    """Raise a ValueError for a number of trials, or other flags, that cannot be used; loads no data."""
+    if number is None:
+        return
+    from icmixup.lab.comparison.tuning import check_trials
+
+    check_trials(number)
+    if budget is not None:
+        raise ValueError(
+            f"--tune {number} and --budget {budget} cannot be combined; use --epochs to shorten all runs"
+        )
+    if folds is not None:
+        raise ValueError(
+            f"--tune {number} and --folds {folds} cannot be combined: every fold needs trials of its own; "
+            "tune on a training and a test set, then pass the values with --folds"
+        )
+    if ranks > 1:
+        raise ValueError("--tune is not available under torchrun; start icmixup without it")
+
+
+def describe_tuning(number: int, execution: Execution) -> str:
+    """One line for the overview; a ValueError if there can be no validation part."""
+    from icmixup.lab.datasets import validation_dataset
+
+    assert execution.dataset is not None
+    part = validation_dataset(execution.dataset)
+    return (
+        f"{number} trial{'s' * (number > 1)} per method, on {len(part.train):,} training images and "
+        f"{len(part.test):,} for validation"
+    )
+
+
+def run_tuning(
+    recipe: Recipe,
+    methods: Sequence[str],
+    number: int,
+    folder: Path,
+    execution: Execution,
+    *,
+    seeds: int,
+    fresh: bool,
+) -> Tuned:
+    """Run the trials with a display, write tuning.csv after every round, and report the chosen values.
+
+    Args:
+        folder: of the comparison.
+        seeds: per method, which are trained afterwards.
+    """
+    from icmixup.lab.comparison.tuning import tune_methods, write_tuning
+    from icmixup.lab.sweep.budget import work
+    from icmixup.lab.sweep.progress import Display
+
+    final = seeds * sum(work(dataclasses.replace(recipe, method=method)) for method in methods)
+
+    def show(trials: Sequence[Trial], finished: Collection[Recipe], left: int) -> Display:
+        recipes = [trial.recipe for trial in trials]
+        numbers = {trial.recipe: trial.number + 1 for trial in reversed(trials)}
+        each = sum(work(one) for one in recipes) / len(recipes)
+        return Display(
+            recipes,
+            stderr_console(),
+            work=work,
+            finished=finished,
+            title=lambda one: f"{one.method} trial {numbers[one]} of {number}",
+            later=left * each + final,
+        )
+
+    def write(tuning: Tuning) -> None:
+        if is_first_rank():
+            write_tuning(tuning, folder)
+
+    tuning = tune_methods(
+        recipe, methods, number, execution=execution, show=show, on_round=write, fresh=fresh
+    )
+    for line in describe_choices(recipe, tuning):
+        print_note(line)
+    return tuning.best
+
+
+def describe_choices(recipe: Recipe, tuning: Tuning) -> list[str]:
+    """The chosen values of each method, and what they gain on the validation images."""
+    from icmixup.lab.comparison.tuning import tuned_values
+
+    lines = []
+    for method, values in tuning.best.items():
+        trials = [trial for trial in tuning.trials if trial.method == method]
+        chosen = values or tuned_values(dataclasses.replace(recipe, method=method))
+        written = ", ".join(f"{name} {value:.3g}" for name, value in chosen.items())
+        scores = [trial.score for trial in trials if trial.score is not None]
+        first = trials[0].score
+        gain = f"{max(scores):.1f} %" if scores else "no trial has a result"
+        default = "" if first is None else f" (the recipe's own values: {first:.1f} %)"
+        lines.append(f"tuned {method}: {written}; validation accuracy {gain}{default}")
+    return lines

@@ -1,0 +1,415 @@
+"""compare() for data, networks, transforms and methods that are given in Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import re
+import sys
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from icmixup._checks import check_choice
+from icmixup.lab.comparison.classes import write_class_files
+from icmixup.lab.comparison.compare import (
+    INTERVALS,
+    Comparison,
+    Tuned,
+    check_methods,
+    comparison_folder,
+    comparison_name,
+    comparison_recipes,
+    pick_baseline,
+    write_comparison,
+)
+from icmixup.lab.comparison.compare import compare as compare_recipes
+from icmixup.lab.comparison.overview import describe_comparison
+from icmixup.lab.comparison.result import ComparisonResult
+from icmixup.lab.comparison.tuning import Trial, tune_methods, write_tuning
+from icmixup.lab.datasets import Dataset, Examples
+from icmixup.lab.datasets.arrays import Data, Transform, make_dataset
+from icmixup.lab.models import MODELS, build_model, find_builder, is_own
+from icmixup.lab.models.own import ModelFactory, OwnModel, check_factory, factory_name
+from icmixup.lab.sweep import check_execution, describe_reuse, find_finished
+from icmixup.lab.sweep.budget import work
+from icmixup.lab.sweep.progress import Display
+from icmixup.lab.training.definitions import Definitions, pack_definitions
+from icmixup.lab.training.execution import Execution
+from icmixup.lab.training.identity import identify, probe_scores
+from icmixup.lab.training.loop import check_sizes
+from icmixup.lab.training.ranks import pick_device
+from icmixup.lab.training.recipe import (
+    CHOICES,
+    QUICK,
+    Augmentation,
+    Mixing,
+    Numerics,
+    Optimisation,
+    Recipe,
+)
+from icmixup.methods import METHODS, Method, find_method
+
+Methods = Sequence[str | Method] | Mapping[str, str | Method]
+BASE = dataclasses.replace(QUICK, padding=0, rotation=0.0)  # the user's data comes with its own transforms
+ADAMW: dict[str, object] = {"lr": 1e-3, "weight_decay": 0.05, "decay_norms": False}
+RECIPE_NAME = "python"
+
+
+def compare(
+    train: Data,
+    test: Data,
+    *,
+    model: str | ModelFactory = "small-cnn",
+    methods: Methods = ("erm", "mixup", "ic-mixup"),
+    seeds: int | Sequence[int] = 3,
+    optimizer: str = "sgd",
+    baseline: str | None = None,
+    tune: int | None = None,
+    transform: Transform | None = None,
+    test_transform: Transform | None = None,
+    class_names: Sequence[str] | None = None,
+    name: str = "data",
+    out: str | Path = "runs",
+    device: str | None = None,
+    workers: int = 1,
+    intervals: str = "both",
+    progress: bool = True,
+    **settings: object,
+) -> ComparisonResult:
+    """Train several methods with several seeds on your data, and compare their accuracies seed by seed.
+
+    A second call with the same arguments trains nothing again: runs are found by the content of the data, the
+    network, the method and the settings, not by their names.
+
+    >>> result = compare((x_train, y_train), (x_test, y_test), model=Net, methods=["erm", "mixup"])
+    >>> print(result.verdict)
+
+    Args:
+        train, test: (inputs, labels) as arrays or tensors, or torch Datasets with items (input, label). uint8
+            images, (N, H, W), (N, channels, H, W) or (N, H, W, channels), are normalised; other inputs, for
+            example (N, D) rows of a table, reach the network as float32 without a change. Items of a torch
+            Dataset are read again in every epoch, so random transforms stay random.
+        model: a function or class that builds a network, called without arguments, or with the number of
+            classes if it takes it; or the name of a network for images, as `icmixup compare --model`.
+        methods: names of METHODS, Method objects, or a mapping from your own names to either.
+        seeds: a number of seeds, or the seeds.
+        optimizer: "sgd" or "adamw". Without `lr`, SGD starts at 0.05 and AdamW at 0.001.
+        baseline: method that differences refer to; "mixup" if it is compared, otherwise the first.
+        tune: trials per method to choose learning rate, weight decay and alpha on a quarter of the training
+            data, before all seeds are trained on all of it.
+        transform: applied to every training input whenever it is read, before it is mixed; may be random. It
+            gets a tensor, (channels, H, W) uint8 for images.
+        test_transform: the same for test inputs; must not be random.
+        class_names: names of labels 0, 1, ...
+        name: of the data, in the names of folders.
+        out: folder of all runs and comparisons.
+        device: cpu, cuda or cuda:1; a GPU if there is one by default.
+        workers: concurrent runs. With more than one on CPUs, processes are started with spawn: data, model,
+            transforms and methods must be picklable and importable, so defined at the top level of a .py
+            file, and a script must call compare under `if __name__ == "__main__":`.
+        intervals: "both" covers new seeds and new test examples, "seeds" covers new seeds.
+        progress: show the progress on stderr.
+        settings: epochs, batch_size, lr, weight_decay and other settings of a training run, as the flags of
+            `icmixup compare`: 60 epochs with batches of 64 and a cosine schedule by default.
+    """
+    check_starting(workers)
+    check_choice("intervals", intervals, INTERVALS)
+    data = make_dataset(
+        name,
+        train,
+        test,
+        class_names=class_names,
+        transform=transform,
+        test_transform=test_transform,
+    )
+    definitions, network = define(model, methods), model_name(model)
+    with definitions.registered():
+        names = check_methods(method_names(methods))
+        check_inputs(names, data)
+        check_classifier(names, network)
+        recipe = make_recipe(name, network, optimizer, data, settings)
+        check_network(recipe, data)
+        execution = Execution(
+            out=Path(out),
+            data_dir=Path("data"),
+            device=device,
+            workers=workers,
+            dataset=data,
+            definitions=definitions,
+        )
+        check_execution(execution)
+        plan = Plan(recipe, names, seed_list(seeds), pick_baseline(names, baseline), execution, tune)
+        return ComparisonResult(plan.run(intervals, progress), plan.folder, definitions)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is compared, after all arguments have been checked."""
+
+    recipe: Recipe
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    baseline: str
+    execution: Execution
+    tune: int | None
+
+    @property
+    def data(self) -> Dataset:
+        assert self.execution.dataset is not None
+        return self.execution.dataset
+
+    @property
+    def folder(self) -> Path:
+        """Where the files of the comparison are: depends on what names mean, as runs do."""
+        recipes = [dataclasses.replace(self.recipe, method=method) for method in self.methods]
+        identities = [identify(recipe, self.data, "cpu") for recipe in recipes]
+        meaning = " ".join(f"{identity.data} {identity.model} {identity.method}" for identity in identities)
+        name = comparison_name(
+            self.recipe, RECIPE_NAME, self.methods, self.seeds, self.baseline, meaning, self.tune
+        )
+        return comparison_folder(self.execution.out, name)
+
+    def run(self, intervals: str, progress: bool) -> Comparison:
+        """Tune if asked, train everything, write the files."""
+        if self.execution.workers != 1 and pick_device(self.execution.device).type == "cpu":
+            pack_definitions(self.execution)  # what cannot be pickled is reported before anything is trained
+        console = Console(stderr=True, quiet=not progress)
+        tuned = None if self.tune is None else self.tuned(self.tune, console)
+        recipes = comparison_recipes(self.recipe, self.methods, self.seeds, tuned)
+        for note in describe_reuse(recipes, self.execution):
+            console.print(note, markup=False, highlight=False, soft_wrap=True)
+        with self.display(recipes, console) as display:
+            comparison = compare_recipes(
+                self.recipe,
+                self.methods,
+                self.seeds,
+                self.baseline,
+                execution=self.execution,
+                display=display,
+                intervals=intervals,
+                tuned=tuned,
+            )
+        for failure in comparison.failures:
+            warnings.warn(
+                f"{failure.method} seed {failure.seed} has no result: {failure.reason}", stacklevel=3
+            )
+        comparison = dataclasses.replace(comparison, overview=self.overview())
+        write_comparison(comparison, self.folder)
+        if comparison.rows:
+            counts = self.data.class_counts.tolist()
+            write_class_files(self.folder, self.execution.out, comparison.rows, self.methods, counts)
+        return comparison
+
+    def display(self, recipes: Sequence[Recipe], console: Console) -> Display:
+        return Display(recipes, console, work=work, finished=find_finished(recipes, self.execution))
+
+    def tuned(self, number: int, console: Console) -> Tuned:
+        def show(trials: Sequence[Trial], finished: Collection[Recipe], left: int) -> Display:
+            numbers = {trial.recipe: trial.number + 1 for trial in reversed(trials)}
+            later = left + len(self.methods) * len(self.seeds)
+            return Display(
+                [trial.recipe for trial in trials],
+                console,
+                finished=finished,
+                title=lambda one: f"{one.method} trial {numbers[one]} of {number}",
+                later=later,
+            )
+
+        tuning = tune_methods(
+            self.recipe,
+            self.methods,
+            number,
+            execution=self.execution,
+            show=show,
+            on_round=lambda done: write_tuning(done, self.folder),
+        )
+        return tuning.best
+
+    def overview(self) -> dict[str, object]:
+        described = describe_comparison(
+            self.recipe,
+            self.data,
+            self.methods,
+            self.seeds,
+            recipe_name=RECIPE_NAME,
+            where=pick_device(self.execution.device).type,
+            seconds=None,
+        )
+        return described.as_json()
+
+
+def check_starting(workers: int) -> None:
+    """Raise an error in a worker that imports a script without `if __name__ == "__main__":`."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            f"compare(workers={workers}) starts processes that import {sys.argv[0] or 'the script'} again, "
+            'and this one reached compare while importing; put the call under if __name__ == "__main__":'
+        )
+
+
+def define(model: str | ModelFactory, methods: Methods) -> Definitions:
+    """What the user gave besides names: a network and methods."""
+    models = {}
+    if not isinstance(model, str):
+        check_factory(model)
+        models[model_name(model)] = OwnModel(model)
+    return Definitions(models, own_methods(methods))
+
+
+def model_name(model: str | ModelFactory) -> str:
+    """A name that is not one of the package's: torchvision has a resnet18, too."""
+    if isinstance(model, str):
+        return model
+    name = factory_name(model)
+    return f"own-{name}" if name in MODELS else name
+
+
+def own_methods(methods: Methods) -> dict[str, Method]:
+    """Methods that the table of methods does not have, by name."""
+    if isinstance(methods, str) or not isinstance(methods, Mapping | Sequence):
+        raise ValueError(f"methods must be a list of names or Method objects, or a mapping, got {methods!r}")
+    named = zip(method_names(methods), values_of(methods), strict=True)
+    own: dict[str, Method] = {}
+    for name, value in named:
+        method = find_method(value) if isinstance(value, str) else value
+        if own.get(name, METHODS.get(name, method)) != method:
+            raise ValueError(
+                f"the name {name!r} belongs to another method of this package; use another name for yours"
+            )
+        if name not in METHODS:
+            own[name] = method
+    return own
+
+
+def values_of(methods: Methods) -> list[str | Method]:
+    values = list(methods.values() if isinstance(methods, Mapping) else methods)
+    for value in values:
+        if not isinstance(value, str | Method):
+            raise ValueError(f"a method must be a name or a Method, got {type(value).__name__}")
+    return values
+
+
+def method_names(methods: Methods) -> list[str]:
+    """Names of the methods: as given, or made from the settings of a Method."""
+    if isinstance(methods, Mapping):
+        return [check_name(name) for name in methods]
+    return [value if isinstance(value, str) else describe_method(value) for value in values_of(methods)]
+
+
+def check_name(name: object) -> str:
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name):
+        raise ValueError(
+            f"the name of a method must consist of letters, digits, '.', '_', '+' and '-', because folders "
+            f"are named after it, got {name!r}"
+        )
+    return name
+
+
+def describe_method(method: Method) -> str:
+    """The name of a row of the table, or the draw and all settings that differ from their defaults."""
+    for name, known in METHODS.items():
+        if known == method:
+            return name
+    parts: list[str] = [method.draw]
+    for entry in dataclasses.fields(method):
+        value = getattr(method, entry.name)
+        if entry.name != "draw" and value != entry.default:
+            written = "+".join(value) if isinstance(value, tuple) else f"{value}"
+            parts.append(f"{entry.name}={written}")
+    return "-".join(parts)
+
+
+def seed_list(seeds: int | Sequence[int]) -> tuple[int, ...]:
+    if isinstance(seeds, int):
+        if seeds < 1:
+            raise ValueError(f"seeds must be at least 1, got {seeds}")
+        return tuple(range(seeds))
+    found = tuple(dict.fromkeys(seeds))
+    if not found or not all(isinstance(seed, int) for seed in found):
+        raise ValueError(f"seeds must be a number, or whole numbers, got {seeds!r}")
+    return found
+
+
+def make_recipe(
+    name: str, model: str, optimizer: str, data: Dataset, settings: Mapping[str, object]
+) -> Recipe:
+    """The settings of all runs, checked."""
+    if optimizer not in CHOICES["optimizer"]:
+        allowed = " or ".join(repr(choice) for choice in CHOICES["optimizer"])
+        raise ValueError(f"optimizer must be {allowed}, got {optimizer!r}")
+    check_settings(settings, data)
+    chosen = {**(ADAMW if optimizer == "adamw" else {}), **settings}
+    chosen = {key: tuple(value) if isinstance(value, list) else value for key, value in chosen.items()}
+    if is_own(model):  # a CUDA graph would repeat what Python code of the network decided once
+        chosen = {"graph": False, **chosen}
+    task = {"dataset": name, "model": model, "method": "erm", "optimizer": optimizer}
+    recipe = dataclasses.replace(BASE, **task, **chosen)  # type: ignore[arg-type]
+    check_sizes(recipe, data)
+    return recipe
+
+
+def check_settings(settings: Mapping[str, object], data: Dataset) -> None:
+    """Raise an error for settings that do not exist, or have no effect on this data."""
+    kinds = (Optimisation, Augmentation, Mixing, Numerics)
+    known = {entry.name for kind in kinds for entry in dataclasses.fields(kind)}
+    for setting in settings:
+        if setting not in known:
+            near = get_close_matches(setting, known, n=2)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"use {', '.join(sorted(known))}"
+            raise ValueError(f"compare has no setting {setting!r}; {hint}")
+    augmenting = [entry.name for entry in dataclasses.fields(Augmentation) if entry.name in settings]
+    images = data.train.images
+    if augmenting and (isinstance(images, Examples) or images.dtype != torch.uint8):
+        raise ValueError(
+            f"{', '.join(augmenting)} would have no effect: only arrays of uint8 images are augmented by "
+            "settings; use transform= or the transforms of your dataset"
+        )
+
+
+def check_inputs(methods: Sequence[str], data: Dataset) -> None:
+    """Raise an error for methods that need images where there are none."""
+    images = data.train.images
+    allowed = ("none", "mixup", "remix") if images.dim() == 2 else ("none", "mixup", "remix", "manifold")
+    wrong = [name for name in methods if find_method(name).draw not in allowed]
+    if wrong and images.dim() != 4:
+        raise ValueError(
+            f"{', '.join(wrong)} cannot mix inputs of shape {tuple(images.shape[1:])}: cutting needs images, "
+            "(channels, height, width), and mixing hidden layers needs more than rows; leave them out"
+        )
+
+
+def check_classifier(methods: Sequence[str], network: str) -> None:
+    """Raise an error for methods that replace the linear classifier of a network that is not ours."""
+    wrong = [name for name in methods if find_method(name).margin > 0]
+    if wrong and is_own(network):
+        raise ValueError(
+            f"{', '.join(wrong)} classifies by cosines, and cannot find the classifier of your own network; "
+            'leave it out, or use a network by name, for example model="resnet18"'
+        )
+
+
+def check_network(recipe: Recipe, data: Dataset) -> None:
+    """Raise an error if the network does not give one score per class."""
+    images = data.train.images
+    if not is_own(recipe.model):
+        find_builder(recipe.model)
+        if images.dim() != 4:
+            raise ValueError(
+                f"{recipe.model} takes images, but inputs are {tuple(images.shape[1:])}; pass a function "
+                "that builds your network as model"
+            )
+    channels, size = images.shape[1], images.shape[-1]
+    model = build_model(recipe.model, data.num_classes, channels=channels, seed=recipe.seed, image_size=size)
+    scores = probe_scores(model, data)
+    wanted = (min(2, len(data.train)), data.num_classes)
+    if not isinstance(scores, torch.Tensor) or tuple(scores.shape) != wanted:
+        got = tuple(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
+        raise ValueError(
+            f"the network must return {wanted} scores for {wanted[0]} examples of {data.num_classes} "
+            f"classes, got {got}"
+        )

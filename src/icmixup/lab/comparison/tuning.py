@@ -1,0 +1,329 @@
+"""--tune N: learning rate, weight decay and alpha of each method, chosen on a part of the training images.
+
+Every method gets the same number of trials. A trial is an ordinary run, in the folder `trials` beside the
+other runs: it trains on three quarters of the training images and is scored on the rest, never on the test
+set. The first trial of each method has the recipe's own values, so the choice is never worse than those on
+the validation images.
+
+Trials are suggested by Optuna, with a seeded sampler, in rounds of a fixed size: a second command suggests
+the same ones, and finds their runs finished.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+import optuna
+from optuna.distributions import BaseDistribution, FloatDistribution
+
+from icmixup.lab.datasets import Dataset, validation_dataset
+from icmixup.lab.sweep import delete_runs, find_finished, run_recipes
+from icmixup.lab.sweep.progress import Display
+from icmixup.lab.training.execution import Execution
+from icmixup.lab.training.loop import check_sizes
+from icmixup.lab.training.recipe import Recipe, derive_seed
+from icmixup.lab.training.run_folder import TRIALS_FOLDER, Row, write_atomically
+from icmixup.methods import find_method
+
+TUNING_FILE = "tuning.csv"
+# Values are searched between the recipe's value divided and multiplied by these factors.
+SPANS = {"lr": 10.0, "weight_decay": 10.0, "alpha": 8.0}
+ROUND = 5  # trials of each method that are suggested before the results of the next ones are known
+DIGITS = 3  # of suggested values
+Values = Mapping[str, float]  # fields of a recipe and their tuned values
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One set of values, and its result on the validation images."""
+
+    method: str
+    number: int  # from 0, which has the recipe's own values
+    recipe: Recipe
+    suggested: optuna.Trial = field(repr=False, compare=False)
+    score: float | None = None  # mean accuracy over classes, percent; None without a result
+    row: Row | None = field(default=None, repr=False)
+    reason: str = ""  # why there is no result
+
+    @property
+    def values(self) -> dict[str, float]:
+        """What is searched, with the values of this trial."""
+        return tuned_values(self.recipe)
+
+
+class Tuning(NamedTuple):
+    """All trials, and the recipe fields that are replaced for each method."""
+
+    trials: tuple[Trial, ...]
+    best: dict[str, Values]
+    number: int  # of trials per method
+    train_images: int
+    validation_images: int
+
+
+# Called with the trials of a round, those of them that are finished, and the number of trials after it.
+ShowTrials = Callable[[Sequence[Trial], Collection[Recipe], int], AbstractContextManager[Display | None]]
+
+
+def tune_methods(
+    recipe: Recipe,
+    methods: Sequence[str],
+    number: int,
+    *,
+    execution: Execution,
+    show: ShowTrials | None = None,
+    on_round: Callable[[Tuning], object] | None = None,
+    fresh: bool = False,
+) -> Tuning:
+    """Run all trials of all methods, or find them finished.
+
+    Args:
+        recipe: everything but the method; all trials have its seed.
+        number: trials per method, at least 1.
+        execution: with its dataset, of which the test set is not used.
+        show: its display shows the progress of a round.
+        on_round: called after each round with the trials so far.
+        fresh: delete existing trials first.
+    """
+    check_trials(number)
+    tuner = Tuner(recipe, methods, number, execution)
+    while asked := tuner.ask():
+        recipes = [trial.recipe for trial in asked]
+        if fresh:
+            delete_runs(recipes, tuner.execution)
+        with tuner.show(asked, show) as display:
+            tuner.tell(asked, *run_trials(recipes, tuner.execution, display))
+        if on_round is not None:
+            on_round(tuner.tuning())
+    return tuner.tuning()
+
+
+def count_unfinished(
+    recipe: Recipe, methods: Sequence[str], number: int, execution: Execution
+) -> tuple[int, dict[str, Values] | None]:
+    """How many trials are still to be trained, and the tuned values if none is."""
+    check_trials(number)
+    tuner = Tuner(recipe, methods, number, execution)
+    while asked := tuner.ask():
+        rows = find_finished([trial.recipe for trial in asked], tuner.execution)
+        missing = [trial for trial in asked if trial.recipe not in rows]
+        if missing:
+            return len(missing) + tuner.left(), None
+        tuner.tell(asked, {trial.recipe: rows[trial.recipe] for trial in asked}, {})
+    return 0, tuner.tuning().best
+
+
+def check_trials(number: int) -> None:
+    if number < 1:
+        raise ValueError(
+            f"tune must be at least 1 trial per method, got {number}; leave it out to train without tuning"
+        )
+
+
+def run_trials(
+    recipes: Sequence[Recipe], execution: Execution, display: Display | None
+) -> tuple[dict[Recipe, Row], dict[Recipe, str]]:
+    """The rows of trials, and why others have none."""
+    lost: dict[Recipe, str] = {}
+
+    def fail(failed: Recipe, reason: str) -> None:
+        lost[failed] = reason
+        if display is not None:
+            display.fail(failed, reason)
+
+    rows = run_recipes(
+        recipes,
+        execution,
+        on_row=None if display is None else display.finish,
+        on_progress=None if display is None else display.update,
+        on_failure=fail,
+    )
+    by_key = {row["key"]: row for row in rows}
+    return {recipe: by_key[recipe.key] for recipe in recipes if recipe.key in by_key}, lost
+
+
+class Tuner:
+    """The searches of all methods, which advance together, round by round."""
+
+    def __init__(self, recipe: Recipe, methods: Sequence[str], number: int, execution: Execution) -> None:
+        assert execution.dataset is not None
+        self.number, self.part = number, validation_dataset(execution.dataset)
+        check_part(recipe, self.part, len(execution.dataset.train))
+        self.execution = replace(
+            execution, out=execution.out / TRIALS_FOLDER, dataset=self.part, validation=True
+        )
+        self.searches = [Search(replace(recipe, method=method)) for method in methods]
+        self.trials: list[Trial] = []
+
+    def ask(self) -> list[Trial]:
+        """The trials of the next round, of each method in turn; none at the end."""
+        size = min(ROUND, self.number - len(self.trials) // len(self.searches))
+        asked = [search.ask(size) for search in self.searches]
+        return [trial for trials in zip(*asked, strict=True) for trial in trials]
+
+    def tell(self, asked: Sequence[Trial], rows: Mapping[Recipe, Row], lost: Mapping[Recipe, str]) -> None:
+        told = [add_result(trial, rows.get(trial.recipe), lost.get(trial.recipe, "")) for trial in asked]
+        for search in self.searches:
+            search.tell([trial for trial in told if trial.method == search.recipe.method])
+        self.trials += told
+
+    def show(self, asked: Sequence[Trial], show: ShowTrials | None) -> AbstractContextManager[Display | None]:
+        """The display of a round."""
+        if show is None:
+            return nullcontext()
+        finished = find_finished([trial.recipe for trial in asked], self.execution)
+        return show(asked, finished, self.left())
+
+    def left(self) -> int:
+        """Trials that have not been asked for."""
+        return sum(self.number - search.asked for search in self.searches)
+
+    def tuning(self) -> Tuning:
+        best = {search.recipe.method: pick_best(search.trials) for search in self.searches}
+        return Tuning(
+            tuple(self.trials), best, self.number, len(self.part.train.labels), len(self.part.test.labels)
+        )
+
+
+def check_part(recipe: Recipe, part: Dataset, images: int) -> None:
+    """Raise a ValueError if the training part is smaller than a batch."""
+    try:
+        check_sizes(recipe, part)
+    except ValueError as error:
+        raise ValueError(
+            f"tuning trains on {len(part.train)} of {images} training images, and validates on "
+            f"{len(part.test)}: {error}"
+        ) from error
+
+
+class Search:
+    """An Optuna study of one method: factors of the recipe's values, on a logarithmic scale."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe, self.asked = recipe, 0
+        self.trials: list[Trial] = []
+        self.space: dict[str, BaseDistribution] = {
+            name: FloatDistribution(1 / SPANS[name], SPANS[name], log=True) for name in tuned_values(recipe)
+        }
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        seed = derive_seed(recipe.seed, 0, "tuning") % 2**32
+        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=ROUND)
+        self.study = optuna.create_study(direction="maximize", sampler=sampler)
+        self.study.enqueue_trial(dict.fromkeys(self.space, 1.0))
+
+    def ask(self, size: int) -> list[Trial]:
+        suggested = [self.study.ask(self.space) for _ in range(size)]
+        trials = [
+            Trial(self.recipe.method, self.asked + k, scale_values(self.recipe, trial.params), trial)
+            for k, trial in enumerate(suggested)
+        ]
+        self.asked += size
+        return trials
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        for trial in trials:
+            # A trial that diverged is the worst: the search should avoid its neighbourhood.
+            self.study.tell(trial.suggested, 0.0 if trial.score is None else trial.score)
+        self.trials += trials
+
+
+def tuned_values(recipe: Recipe) -> dict[str, float]:
+    """The values that are searched: a weight decay of 0 stays 0, and not every method has an alpha."""
+    method = find_method(recipe.method)
+    values = {"lr": recipe.lr}
+    if recipe.weight_decay:
+        values["weight_decay"] = recipe.weight_decay
+    if method.uses("alpha"):
+        values["alpha"] = method.alpha if recipe.alpha is None else recipe.alpha
+    return values
+
+
+def scale_values(recipe: Recipe, factors: Values) -> Recipe:
+    """The recipe with its values multiplied; unchanged where a factor is 1."""
+    now = tuned_values(recipe)
+    changed = {name: round_digits(now[name] * factor) for name, factor in factors.items() if factor != 1}
+    return replace(recipe, **changed)  # type: ignore[arg-type]
+
+
+def round_digits(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+def add_result(trial: Trial, row: Row | None, reason: str) -> Trial:
+    score = None if row is None else mean_class_accuracy(row)
+    return replace(trial, score=score, row=row, reason=reason)
+
+
+def mean_class_accuracy(row: Row) -> float:
+    """Mean accuracy over classes: the validation images of a long tail are a long tail, too."""
+    return fmean(accuracy for accuracy in row["class_accuracies"] if accuracy is not None)
+
+
+def pick_best(trials: Sequence[Trial]) -> Values:
+    """The recipe fields of the best trial, the first of several; those of the recipe if none has a result."""
+    scored = [trial for trial in trials if trial.score is not None and math.isfinite(trial.score)]
+    if not scored:
+        return {}
+    best = max(scored, key=lambda trial: (trial.score, -trial.number))
+    return {} if best.number == 0 else best.values
+
+
+def write_tuning(tuning: Tuning, folder: Path) -> Path:
+    """Write tuning.csv: one line per trial."""
+    folder.mkdir(parents=True, exist_ok=True)
+    chosen = {
+        method: min(
+            (trial.number for trial in tuning.trials if is_chosen(trial, method, values)), default=None
+        )
+        for method, values in tuning.best.items()
+    }
+    text = io.StringIO()
+    writer = csv.DictWriter(text, TRIAL_COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    for trial in sorted(
+        tuning.trials, key=lambda trial: (list(tuning.best).index(trial.method), trial.number)
+    ):
+        writer.writerow(trial_columns(trial) | {"chosen": trial.number == chosen[trial.method]})
+    write_atomically(folder / TUNING_FILE, text.getvalue().encode())
+    return folder / TUNING_FILE
+
+
+TRIAL_COLUMNS = (
+    *(
+        "method",
+        "trial",
+        "lr",
+        "weight_decay",
+        "alpha",
+        "mean_class_accuracy",
+        "accuracy",
+        "chosen",
+        "status",
+    ),
+    *("train_images", "minutes", "device", "torch", "commit", "date", "folder"),
+)
+
+
+def is_chosen(trial: Trial, method: str, values: Values) -> bool:
+    return trial.method == method and (trial.values == values if values else trial.number == 0)
+
+
+def trial_columns(trial: Trial) -> dict[str, object]:
+    row = trial.row or {}
+    return {
+        "trial": trial.number,
+        **trial.values,
+        "mean_class_accuracy": "" if trial.score is None else round(trial.score, 4),
+        "status": "finished" if trial.row is not None else f"no result: {trial.reason}",
+        **{name: row[name] for name in TRIAL_COLUMNS if name in row and name not in trial.values},
+        "method": trial.method,
+        "folder": f"{TRIALS_FOLDER}/{row['folder']}" if "folder" in row else "",
+    }

@@ -1,0 +1,181 @@
+"""The user's own training and test data as a `Dataset`: arrays, tensors, or torch Datasets.
+
+uint8 images     (N, H, W), (N, channels, H, W) or (N, H, W, channels): normalised by the statistics of the
+                 training images
+other numbers    (N, ...), for example (N, D) rows of a table: float32, and not changed
+torch Dataset    items (input, label), read again in every epoch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from icmixup.lab.datasets.examples import Examples, Indexable, read_item, seeded_generators
+from icmixup.lab.datasets.subsets import Dataset, Split, measure_statistics
+
+Array = Tensor | npt.NDArray[np.generic]
+Data = tuple[Array, Array] | Indexable
+Transform = Callable[[Tensor], object]
+CHANNELS = (1, 3)
+NAMED = 10  # labels that an error message lists
+
+
+def make_dataset(
+    name: str,
+    train: Data,
+    test: Data,
+    *,
+    class_names: Sequence[str] | None = None,
+    transform: Transform | None = None,
+    test_transform: Transform | None = None,
+) -> Dataset:
+    """Training and test data with checked labels.
+
+    Args:
+        name: used in the names of folders.
+        train, test: (inputs, labels), or a torch Dataset with items (input, label).
+        class_names: of labels 0, 1, ...; the numbers by default.
+        transform, test_transform: applied to every input whenever it is read; may be random in training.
+    """
+    splits = [
+        read_split("train", train, transform, class_names),
+        read_split("test", test, test_transform, class_names),
+    ]
+    check_alike(*splits)
+    num_classes = check_labels(splits[0].labels, splits[1].labels, class_names)
+    names = tuple(class_names or (str(label) for label in range(num_classes)))
+    mean, std = statistics_of(splits[0])
+    return Dataset(name, splits[0], splits[1], names, mean, std, split_by="given")
+
+
+def read_split(part: str, data: Data, transform: Transform | None, names: Sequence[str] | None) -> Split:
+    """One part as a split; `part` is its name in error messages."""
+    if type(data) is TensorDataset and len(data.tensors) == 2:
+        data = (data.tensors[0], data.tensors[1])
+    if isinstance(data, tuple):
+        inputs, labels = read_arrays(part, data)
+        if transform is None:
+            return Split(inputs, labels)
+        data = TensorDataset(inputs, labels)
+    return read_examples(part, data, transform)
+
+
+def read_arrays(part: str, data: tuple[Array, Array]) -> tuple[Tensor, Tensor]:
+    if len(data) != 2:
+        raise ValueError(f"{part} must be (inputs, labels) or a torch Dataset, got {len(data)} values")
+    inputs, labels = as_inputs(part, data[0]), as_labels(part, data[1])
+    if len(inputs) != len(labels):
+        raise ValueError(f"{part} has {len(inputs)} inputs and {len(labels)} labels")
+    if inputs.is_floating_point():
+        bad = (~inputs.isfinite()).flatten(1).any(dim=1).nonzero().flatten()
+        if len(bad):
+            raise ValueError(
+                f"{len(bad)} of {len(inputs)} inputs of {part} are not finite, the first is row {int(bad[0])}"
+            )
+    return inputs, labels
+
+
+def as_inputs(part: str, values: Array) -> Tensor:
+    """Images as (N, channels, H, W) uint8, other numbers as float32."""
+    array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+    if array.dtype == object or array.dtype.kind not in "uifb" or array.ndim < 2:
+        raise ValueError(
+            f"inputs of {part} must be (N, ...) numbers, got {array.shape} {array.dtype}; encode text and "
+            "categories as numbers first"
+        )
+    tensor = torch.from_numpy(np.array(array))
+    if array.dtype != np.uint8 or array.ndim not in (3, 4):
+        return tensor.float()
+    if array.ndim == 3:
+        return tensor[:, None]
+    channels_last = array.shape[1] not in CHANNELS and array.shape[3] in CHANNELS
+    return tensor.permute(0, 3, 1, 2).contiguous() if channels_last else tensor
+
+
+def as_labels(part: str, values: object) -> Tensor:
+    array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+    if array.ndim != 1 or array.dtype.kind not in "ui":
+        raise ValueError(
+            f"labels of {part} must be (N,) whole numbers, got {array.shape} {array.dtype}; number the "
+            "classes from 0, for example with sklearn.preprocessing.LabelEncoder"
+        )
+    if len(array) == 0:
+        raise ValueError(f"{part} is empty")
+    return torch.from_numpy(array.astype(np.int64))
+
+
+def read_examples(part: str, source: Indexable, transform: Transform | None) -> Split:
+    """A torch Dataset as a split; every item is read once for its label."""
+    if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+        raise ValueError(
+            f"{part} must be (inputs, labels) or a torch Dataset with __len__ and __getitem__, got "
+            f"{type(source).__name__}"
+        )
+    if len(source) == 0:
+        raise ValueError(f"{part} is empty")
+    with seeded_generators() as reseed:
+        reseed(0)
+        first, _ = read_item(source, 0, transform)
+        labels = [read_item(source, row)[1] for row in range(len(source))]
+    tensor = as_labels(part, np.array([int_label(part, row, label) for row, label in enumerate(labels)]))
+    rows = torch.arange(len(source))
+    return Split(Examples(source, rows, tuple(first.shape), first.dtype, transform), tensor)
+
+
+def int_label(part: str, row: int, label: object) -> int:
+    number = label.item() if isinstance(label, Tensor | np.generic) and label.ndim == 0 else label
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise ValueError(f"the label of item {row} of {part} must be a whole number, got {label!r}")
+    return number
+
+
+def check_alike(train: Split, test: Split) -> None:
+    (train_shape, train_type), (test_shape, test_type) = (
+        (tuple(split.images.shape[1:]), split.images.dtype) for split in (train, test)
+    )
+    if (train_shape, train_type) != (test_shape, test_type):
+        raise ValueError(
+            f"inputs of train are {train_shape} {train_type}, those of test {test_shape} {test_type}; both "
+            "must have one shape and type: apply the same resizing to both"
+        )
+
+
+def check_labels(train: Tensor, test: Tensor, class_names: Sequence[str] | None) -> int:
+    """The number of classes; a ValueError if a label is negative, has no training example or no name."""
+    if int(torch.cat([train, test]).min()) < 0:
+        raise ValueError(f"labels must be 0 or more, got {int(torch.cat([train, test]).min())}")
+    seen, tested = set(train.tolist()), set(test.tolist())
+    count = max(seen) + 1 if class_names is None else len(class_names)
+    if unseen := sorted(tested - seen):
+        images = int(torch.isin(test, torch.tensor(unseen)).sum())
+        raise ValueError(
+            f"test has {images} examples of labels that train lacks: {name_some(unseen)} (train has "
+            f"{name_some(sorted(seen))}); remove them, or add training examples"
+        )
+    if empty := sorted(set(range(count)) - seen):
+        raise ValueError(
+            f"labels must be 0 to {count - 1} without gaps, but train has no example of {name_some(empty)}"
+        )
+    if max(seen) >= count:
+        raise ValueError(f"the highest label is {max(seen)}, but there are {count} class_names")
+    if count < 2:
+        raise ValueError("train has 1 class; a comparison needs at least 2")
+    return count
+
+
+def name_some(labels: Sequence[int]) -> str:
+    more = f", ... ({len(labels)} labels)" if len(labels) > NAMED else ""
+    return ", ".join(map(str, labels[:NAMED])) + more
+
+
+def statistics_of(train: Split) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and std of images; empty for other inputs, which are not normalised."""
+    if train.images.dtype != torch.uint8:
+        return (), ()
+    return measure_statistics(train.images)

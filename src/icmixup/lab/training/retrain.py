@@ -1,0 +1,249 @@
+"""Baselines on long tails that change the classifier of a trained run, and nothing below it.
+
+    adjust      logit adjustment after training: b_c - tau log(n_c / N)  (Menon et al., 2021, Sec. 4.1)
+    tau-norm    w_c / |w_c|^tau, without the bias  (Kang et al., 2020, Eq. 5)
+    crt         a new classifier, trained on the frozen features with class-balanced sampling  (Kang et al.)
+
+All three end in other weights of the same network. So the result is the folder of a run, beside the first,
+which `icmixup predict`, `export` and `analyse` can use. Without a given tau, it is chosen on held-out
+training images; the test images take no part in it.
+
+N training images, C classes, n_c images in class c, (C, D) classifier weights w, (C,) biases b.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from icmixup._checks import check_no_empty_class
+from icmixup.lab.datasets import Dataset, Split
+from icmixup.lab.models import CosineLinear, classifier_of
+from icmixup.lab.training.evaluate import evaluate, evaluation_mode, split_scores
+from icmixup.lab.training.execution import Execution
+from icmixup.lab.training.feed import make_feed
+from icmixup.lab.training.identity import autocast_dtype, identify
+from icmixup.lab.training.inputs import write_inputs
+from icmixup.lab.training.lock import lock_folder
+from icmixup.lab.training.loop import check_sizes, training_data
+from icmixup.lab.training.optimizer import make_optimizer, weight_groups
+from icmixup.lab.training.predictions import finished_row, make_predictions, write_predictions
+from icmixup.lab.training.ranks import pick_device
+from icmixup.lab.training.recipe import After, Recipe
+from icmixup.lab.training.run_folder import Row, Run, open_run, provenance
+from icmixup.lab.training.step import initial_model, make_inputs, to_device
+from icmixup.lab.training.trained import find_run, load_run_weights
+
+TAUS = tuple(step / 20 for step in range(41))  # 0 to 2
+EPOCHS_SHARE = 0.1  # of the run's epochs, for crt
+
+
+def retrain(
+    folder: Path, how: After, execution: Execution, *, tau: float | None = None, epochs: int | None = None
+) -> Row:
+    """Change the classifier of the finished run in `folder`; the result is a run beside it.
+
+    Args:
+        how: "adjust", "tau-norm" or "crt".
+        execution: data folder and device; its out is not used.
+        tau: of the first two; None chooses it on the images that the run held out.
+        epochs: of crt; a tenth of the run's by default.
+    """
+    run = find_run(folder)
+    recipe = retrained_recipe(run, how, tau, epochs)
+    device = pick_device(execution.device)
+    base = replace(run.recipe, after="none")
+    data = checked_data(run, training_data(base, replace(execution, out=folder.parent))).to(device)
+    made = open_run(folder.parent, recipe, run.identity or identify(base, data, device.type))
+    with lock_folder(made.folder):
+        row = finished_row(made)
+        if row is not None:
+            return row
+        started = time.monotonic()
+        model = load_run_weights(run, to_device(initial_model(replace(base, weights=None), data), device))
+        chosen = change_classifier(model, recipe, data)
+        return finish(run, made, model, data, chosen, time.monotonic() - started)
+
+
+def retrained_recipe(run: Run, how: After, tau: float | None, epochs: int | None) -> Recipe:
+    """The recipe of the result; a ValueError says what cannot be done with this run."""
+    recipe, folder = run.recipe, run.folder
+    if recipe.after != "none":
+        raise ValueError(f"{folder} is itself the result of {recipe.after}; pass the run it was made from")
+    if recipe.cosine:
+        raise ValueError(
+            f"{folder} was trained with {recipe.method}, whose classifier compares directions and has "
+            "neither norms nor biases; pass a run of another method"
+        )
+    if how == "crt":
+        if tau is not None:
+            raise ValueError(f"crt has no tau, got {tau:g}; leave --tau out")
+        most = recipe.epochs
+        return replace(recipe, after=how, after_epochs=epochs or max(1, math.ceil(EPOCHS_SHARE * most)))
+    if epochs is not None:
+        raise ValueError(f"{how} trains nothing, got epochs={epochs}; leave --epochs out")
+    if tau is None and not recipe.held_out:
+        raise ValueError(
+            f"{folder} held out no images to choose tau on; pass --tau (1 is usual), or train with "
+            "--held-out 0.2"
+        )
+    return replace(recipe, after=how, after_tau=tau)
+
+
+def checked_data(run: Run, data: Dataset) -> Dataset:
+    """The dataset of the run; a ValueError if its images are others now."""
+    if run.identity is not None and run.identity.data != data.fingerprint:
+        raise ValueError(
+            f"{run.folder} was trained on other images of {run.recipe.dataset} (fingerprint "
+            f"{run.identity.data}, now {data.fingerprint}); restore them, or pass --data-dir"
+        )
+    check_no_empty_class(data.class_counts)
+    return data
+
+
+def change_classifier(model: nn.Module, recipe: Recipe, data: Dataset) -> float | None:
+    """Give the network its new classifier, in place, and return the tau that was used."""
+    if recipe.after == "crt":
+        train_classifier(model, recipe, data)
+        return None
+    classifier = linear_of(model, recipe, data)
+    tau = choose_tau(model, classifier, recipe, data) if recipe.after_tau is None else recipe.after_tau
+    with torch.no_grad():
+        if recipe.after == "adjust":
+            if classifier.bias is None:
+                raise ValueError(
+                    f"the classifier of {recipe.model} has no bias to adjust; use tau-norm or crt"
+                )
+            classifier.bias.sub_(tau * log_prior(data.class_counts))
+        else:
+            classifier.weight /= classifier.weight.norm(dim=1, keepdim=True) ** tau
+            if classifier.bias is not None:
+                classifier.bias.zero_()
+    return tau
+
+
+def linear_of(model: nn.Module, recipe: Recipe, data: Dataset) -> nn.Linear:
+    """The classifier: of a network, or the head that was trained on features."""
+    classifier = model if data.is_features else classifier_of(model, recipe.model)
+    assert isinstance(classifier, nn.Linear)
+    assert not isinstance(classifier, CosineLinear)
+    return classifier
+
+
+def log_prior(class_counts: Tensor) -> Tensor:
+    """log(n_c / N): (C,) in and out."""
+    return (class_counts / class_counts.sum()).log()
+
+
+def choose_tau(model: nn.Module, classifier: nn.Linear, recipe: Recipe, data: Dataset) -> float:
+    """The tau with the highest mean class accuracy on the held-out images; of several, the one nearest 1."""
+    assert data.held_out is not None, "retrained_recipe asks for held-out images"
+    scores = scores_of(model, data.held_out, recipe, data)
+    labels = data.held_out.labels.cpu()
+    if recipe.after == "adjust":
+        shift = log_prior(data.class_counts).cpu()
+        found = {tau: mean_class_accuracy(scores - tau * shift, labels) for tau in TAUS}
+    else:
+        norms = classifier.weight.detach().norm(dim=1).float().cpu()
+        plain = scores if classifier.bias is None else scores - classifier.bias.detach().float().cpu()
+        found = {tau: mean_class_accuracy(plain / norms**tau, labels) for tau in TAUS}
+    return max(found, key=lambda tau: (found[tau], -abs(tau - 1)))
+
+
+def mean_class_accuracy(scores: Tensor, labels: Tensor) -> float:
+    """Accuracy of each class among the labels, averaged: held-out images have the same long tail."""
+    right = (scores.argmax(dim=1) == labels).double()
+    sizes = torch.bincount(labels, minlength=scores.shape[1])
+    shares = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, labels, right) / sizes.clamp(min=1)
+    return float(shares[sizes > 0].mean())
+
+
+def scores_of(model: nn.Module, split: Split, recipe: Recipe, data: Dataset) -> Tensor:
+    """(N, C) scores on the CPU."""
+    dtype = autocast_dtype(recipe, split.labels.device)
+    return split_scores(model, split, data.mean, data.std, autocast_dtype=dtype).float().cpu()
+
+
+def train_classifier(model: nn.Module, recipe: Recipe, data: Dataset) -> None:
+    """A new linear classifier on frozen features: cross-entropy, class-balanced sampling, half a cosine.
+
+    Images are augmented as in the run. BatchNorm uses its running statistics, which stay as they are.
+    """
+    assert recipe.after_epochs is not None
+    recipe = replace(
+        recipe,
+        method="erm",
+        sampler="class-balanced",
+        epochs=recipe.after_epochs,
+        schedule="cosine",
+        lr_drops=None,
+        warmup_epochs=0,
+        warmup_fraction=0.0,
+        layer_decay=None,
+    )
+    check_sizes(recipe, data)
+    device = data.train.labels.device
+    classifier = linear_of(model, recipe, data)
+    classifier.load_state_dict(new_classifier(classifier, recipe.seed).state_dict())
+    model.requires_grad_(False)
+    classifier.requires_grad_(True)
+    groups = weight_groups(classifier, recipe)
+    lrs = torch.zeros(len(groups), device=device)
+    optimizer = make_optimizer(groups, recipe, lrs)
+    feed, prepare = make_feed(recipe, data.train), make_inputs(data, device)
+    dtype = autocast_dtype(recipe, device)
+    with evaluation_mode(model):
+        for epoch in range(recipe.epochs):
+            feed.fill(epoch)
+            for step in range(len(feed.epoch.lrs)):
+                images, labels, lr, _ = feed.batch(step)
+                lrs.copy_(lr.expand_as(lrs))
+                with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+                    loss = F.cross_entropy(model(prepare(images)), labels)
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+
+
+def new_classifier(old: nn.Linear, seed: int) -> nn.Linear:
+    """A linear layer of the same shape, with PyTorch's initial weights from the seed."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        return nn.Linear(old.in_features, old.out_features, bias=old.bias is not None)
+
+
+def finish(run: Run, made: Run, model: nn.Module, data: Dataset, tau: float | None, seconds: float) -> Row:
+    """Write checkpoint, predictions and result of the new run."""
+    recipe, base = made.recipe, run.result() or {}
+    state = model.state_dict()
+    made.save(
+        {
+            "model": state,
+            "average": None if recipe.ema is None else state,
+            "epochs_done": recipe.epochs,
+            "seconds": seconds,
+        }
+    )
+    test = data.test
+    scores = scores_of(model, test, recipe, data)
+    predictions = make_predictions(scores, test.labels, test.file_names, data.class_names)
+    write_predictions(made.folder, predictions)
+    write_inputs(made.folder, data)
+    row = {
+        **base,
+        **recipe.fields(),
+        "key": recipe.key,
+        **evaluate(*predictions.tensors(), data.class_counts.cpu()),
+        "minutes": round(base.get("minutes", 0.0) + seconds / 60, 3),
+        **provenance(data.test.labels.device),
+        "folder": made.folder.name,
+        "tau_used": tau,
+        "made_from": run.folder.name,
+    }
+    return made.finish(row)

@@ -1,0 +1,294 @@
+"""icmixup.lab.compare on the user's own data, networks, transforms and methods."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pages import ROOT, blocks
+from torch import Tensor, nn
+
+from icmixup import METHODS, Method
+from icmixup.lab import compare
+from icmixup.lab.models import MODELS
+
+generator = np.random.default_rng(0)
+LABELS = np.arange(48) % 3
+ROWS = generator.normal(size=(48, 4)) + 2 * LABELS[:, None]
+PIXELS = generator.integers(0, 256, (48, 1, 8, 8), dtype=np.uint8)
+TEST_ROWS = ROWS + 0.1
+QUICK: dict[str, Any] = {"seeds": 2, "epochs": 1, "batch_size": 16, "progress": False, "device": "cpu"}
+
+
+class Net(nn.Module):
+    def __init__(self, num_classes: int, width: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(width, 8), nn.ReLU(), nn.Linear(8, num_classes))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return activation(self.layers(inputs))
+
+
+def activation(scores: Tensor) -> Tensor:
+    return scores
+
+
+class Items(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        return torch.tensor(self.rows[row]).float() + 0.1 * torch.randn(4), int(LABELS[row])
+
+
+def convolutions(num_classes: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, num_classes)
+    )
+
+
+def shift(image: Tensor) -> Tensor:
+    return image.roll(int(torch.randint(3, ())), dims=2)
+
+
+def run(out: Path, **changes: Any) -> Any:
+    given = {"train": (ROWS, LABELS), "test": (TEST_ROWS, LABELS), "model": Net, "methods": ["erm"]}
+    return compare(**{**given, **QUICK, "out": out, **changes})
+
+
+def finished(out: Path) -> set[str]:
+    return {path.parent.name for path in out.rglob("result.json")}
+
+
+def test_the_example_of_the_page_has_fewer_than_15_lines() -> None:
+    """That it runs is tested with all other pages, in tests/docs."""
+    (_, first), *_ = blocks(ROOT / "docs" / "python.md", "python")
+    assert "compare(" in first
+    assert len(first.splitlines()) < 15
+
+
+def test_a_result_has_a_table_a_verdict_and_a_form_for_notebooks(tmp_path: Path) -> None:
+    mine = Method(draw="mixup", alpha=0.5, axes=("class", "pair"))
+    result = run(tmp_path, methods=["erm", "mixup", mine], class_names=["a", "b", "<c>"])
+    name = "mixup-alpha=0.5-axes=class+pair"
+    assert [standing.method for standing in result.comparison.standings] != []
+    for text in (result.table(), repr(result), result._repr_html_()):
+        for method in ("erm", "mixup", name):
+            assert method in text
+        assert "Verdict: " in text
+    assert result.verdict in " ".join(result.table(width=2000).split())
+    assert f"<b>{name}</b>" in result._repr_html_()
+    assert result._repr_html_().count("<tr>") == 4
+    assert (result.folder / "comparison.json").exists()
+    assert (result.folder / f"confusion.{name}.csv").exists()
+    assert len(result.figure().axes) == 2
+
+
+def test_the_frame_has_a_row_per_method_or_per_run(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    result = run(tmp_path, methods=["erm", "mixup"])
+    frame = result.frame()
+    best = result.comparison.standings[0]
+    assert list(frame.index) == [standing.method for standing in result.comparison.standings]
+    assert frame.loc[best.method, "accuracy"] == best.mean
+    runs = result.frame(runs=True)
+    assert sorted(zip(runs.method, runs.seed, strict=True)) == [
+        ("erm", 0),
+        ("erm", 1),
+        ("mixup", 0),
+        ("mixup", 1),
+    ]
+
+
+def test_a_frame_without_pandas_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(tmp_path)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="pip install pandas"):
+        result.frame()
+
+
+def test_names_given_in_python_are_unknown_afterwards(tmp_path: Path) -> None:
+    models, methods = dict(MODELS), dict(METHODS)
+    run(tmp_path, methods={"mine": Method(draw="mixup", alpha=0.7), "plain": "erm"})
+    assert models == MODELS
+    assert methods == METHODS
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train": (PIXELS, LABELS), "test": (PIXELS, LABELS), "model": convolutions, "padding": 1},
+        {"train": (PIXELS, LABELS), "test": (PIXELS, LABELS), "model": "small-cnn"},
+        {"train": (PIXELS, LABELS), "test": (PIXELS, LABELS), "model": convolutions, "transform": shift},
+        {"train": (PIXELS / 255, LABELS), "test": (PIXELS / 255, LABELS), "model": convolutions},
+        {"train": Items(ROWS), "test": Items(TEST_ROWS)},
+        {"optimizer": "adamw"},
+        {"model": lambda: Net(3)},
+    ],
+    ids=["bytes", "named network", "transform", "floats", "torch Dataset", "adamw", "no arguments"],
+)
+def test_many_kinds_of_data_and_networks_train(tmp_path: Path, changes: dict[str, Any]) -> None:
+    images = not isinstance(changes.get("model", Net), type) and changes.get("train") is not None
+    methods = ["erm", "ic-mixup", "cutmix", "manifold"] if images else ["erm", "ic-mixup"]
+    result = run(tmp_path, methods=methods, seeds=1, **changes)
+    assert not result.comparison.failures
+    assert len(result.comparison.rows) == len(methods)
+
+
+def test_more_training_separates_classes_that_can_be_separated(tmp_path: Path) -> None:
+    result = run(tmp_path, seeds=1, epochs=40)
+    assert result.comparison.standings[0].mean > 80
+
+
+def test_the_same_call_trains_nothing_and_random_transforms_do_not_depend_on_the_global_seed(
+    tmp_path: Path,
+) -> None:
+    given = {"train": Items(ROWS), "test": Items(TEST_ROWS)}
+    torch.manual_seed(1)
+    first = run(tmp_path / "a", **given)
+    torch.manual_seed(2)
+    other = run(tmp_path / "b", **given)
+    assert [row["loss"] for row in first.comparison.rows] == [row["loss"] for row in other.comparison.rows]
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("result.json")}
+    run(tmp_path / "a", **given)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("result.json")} == times
+
+
+class Wider(Net):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes)
+        self.layers = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, num_classes))
+
+
+class Scaled(Net):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes)
+        nn.init.zeros_(self.layers[3].weight)
+
+
+Wider.__name__ = Scaled.__name__ = "Net"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train": (ROWS + 1e-3, LABELS)},
+        {"train": (ROWS, LABELS[::-1].copy())},
+        {"test": (ROWS, LABELS)},
+        {"model": Wider},
+        {"model": Scaled},
+        {"methods": {"mine": Method(draw="mixup", alpha=0.8)}},
+        {"transform": torch.sqrt},
+    ],
+    ids=["inputs", "labels", "test", "shapes", "initial weights", "method", "transform"],
+)
+def test_another_meaning_of_the_same_name_is_another_run(tmp_path: Path, changes: dict[str, Any]) -> None:
+    start = {"methods": {"mine": Method(draw="mixup", alpha=0.7)}, "train": (abs(ROWS), LABELS), "seeds": 1}
+    if "train" in changes:
+        changes["train"] = (abs(changes["train"][0]), changes["train"][1])
+    first = run(tmp_path, **start)
+    before = finished(tmp_path)
+    result = run(tmp_path, **(start | changes))
+    new = finished(tmp_path) - before
+    assert len(new) == 1
+    assert result.folder != first.folder
+    assert {row["folder"] for row in result.comparison.rows} == new
+    assert next(iter(new)).startswith("data.Net.mine.s0.")
+
+
+def test_a_network_that_differs_in_a_function_it_calls_is_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path, seeds=1)
+    monkeypatch.setattr(sys.modules[__name__], "activation", torch.tanh)
+    run(tmp_path, seeds=1)
+    assert len(finished(tmp_path)) == 2
+
+
+def test_processes_get_data_network_and_methods(tmp_path: Path) -> None:
+    methods = {"plain": "erm", "mine": Method(draw="mixup", alpha=0.7)}
+    given = {"train": Items(ROWS), "test": Items(TEST_ROWS), "methods": methods, "seeds": 1}
+    here, there = (run(tmp_path / str(number), workers=number, **given) for number in (1, 2))
+    losses = [[row["loss"] for row in result.comparison.rows] for result in (here, there)]
+    assert losses[0] == pytest.approx(losses[1])
+    assert finished(tmp_path / "1") == finished(tmp_path / "2")
+
+
+def test_what_processes_cannot_import_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"lambda.*top level of a \.py file.*workers=1"):
+        run(tmp_path, model=lambda: Net(3), workers=2)
+    assert not finished(tmp_path)
+
+
+SCRIPT = """
+import numpy as np
+from torch import nn
+from icmixup.lab import compare
+
+rows, labels = np.ones((8, 2)), np.arange(8) % 2
+
+def net():
+    return nn.Linear(2, 2)
+
+compare((rows, labels), (rows, labels), model=net, methods=["erm"], epochs=1, batch_size=4, workers=2)
+"""
+
+
+def test_a_script_without_a_main_block_is_told_to_add_one(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert 'must call compare under if __name__ == "__main__":' in done.stderr.splitlines()[-1]
+
+
+def test_tuning_is_part_of_the_result(tmp_path: Path) -> None:
+    result = run(tmp_path, methods=["erm", "mixup"], tune=2, seeds=1, batch_size=12)
+    assert set(result.comparison.tuned) == {"erm", "mixup"}
+    assert "tuned: lr," in result.table()
+    assert len((result.folder / "tuning.csv").read_text().splitlines()) == 5
+    for row in result.comparison.rows:
+        assert row["lr"] == result.comparison.recipe_of(row["method"]).lr
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"test": (ROWS, LABELS + 1)}, "test has 16 examples of labels that train lacks: 3"),
+        ({"model": Net(3)}, "model must be a function that builds a network, got a Net"),
+        ({"model": 3}, "a name or a function that builds a network, got 3"),
+        ({"model": lambda: Net(5)}, r"must return \(2, 3\) scores .* got \(2, 5\)"),
+        ({"model": lambda width, depth: Net(3)}, "it takes width, depth"),
+        ({"model": "small-cnn"}, r"takes images, but inputs are \(4,\)"),
+        ({"model": "resnet999"}, "no model 'resnet999'"),
+        ({"methods": "erm"}, "list of names or Method objects"),
+        ({"methods": [3]}, "a name or a Method, got int"),
+        ({"methods": ["mixupp"]}, "did you mean mixup"),
+        ({"methods": ["erm", "ldam"]}, "ldam classifies by cosines, and cannot find the classifier"),
+        ({"methods": ["erm", "cutmix"]}, r"cutmix cannot mix inputs of shape \(4,\)"),
+        ({"methods": {"mixup": "erm"}}, "'mixup' belongs to another method"),
+        ({"methods": {"a/b": "erm"}}, "folders are named after it, got 'a/b'"),
+        ({"baseline": "remix"}, "baseline 'remix' is not among the methods"),
+        ({"epoch": 3}, "no setting 'epoch'; did you mean epochs"),
+        ({"padding": 2}, "padding would have no effect"),
+        ({"optimizer": "adam"}, "'sgd' or 'adamw', got 'adam'"),
+        ({"seeds": 0}, "seeds must be at least 1, got 0"),
+        ({"tune": 0}, "tune must be at least 1 trial per method, got 0"),
+        ({"workers": 0}, "workers must be at least 1, got 0"),
+        ({"batch_size": 500}, "batch_size is 500, but data has only 48"),
+    ],
+)
+def test_bad_arguments_are_refused_before_training(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        run(tmp_path, **changes)
+    assert not finished(tmp_path)

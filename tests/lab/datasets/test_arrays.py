@@ -1,0 +1,174 @@
+"""Arrays and torch Datasets of the user become a dataset, or an error that names the numbers."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from icmixup.lab.datasets import Examples, validation_dataset
+from icmixup.lab.datasets.arrays import make_dataset
+
+LABELS = np.arange(12) % 3
+PIXELS = np.random.default_rng(0).integers(0, 256, (12, 3, 6, 5), dtype=np.uint8)
+
+
+class Items:
+    """A torch Dataset with a random transform, which draws from all three global generators."""
+
+    def __init__(self, inputs: Any, noise: float = 1.0) -> None:
+        self.inputs, self.noise = inputs, noise
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        drawn = torch.rand(()) + np.random.rand() + random.random()
+        return torch.as_tensor(self.inputs[row]).float() + self.noise * drawn, row % 3
+
+
+class Pictures(Items):
+    def __getitem__(self, row: int) -> tuple[Any, int]:
+        return Image.fromarray(self.inputs[row].transpose(1, 2, 0)), row % 3
+
+
+@pytest.mark.parametrize(
+    ("given", "shape"),
+    [
+        (PIXELS, (12, 3, 6, 5)),
+        (torch.from_numpy(PIXELS), (12, 3, 6, 5)),
+        (PIXELS.transpose(0, 2, 3, 1), (12, 3, 6, 5)),
+        (PIXELS[:, 0], (12, 1, 6, 5)),
+        (PIXELS[:, :1].transpose(0, 2, 3, 1), (12, 1, 6, 5)),
+    ],
+)
+def test_bytes_become_images_with_channels_first(given: Any, shape: tuple[int, ...]) -> None:
+    data = make_dataset("own", (given, LABELS), (given, LABELS))
+    assert data.train.images.dtype == torch.uint8
+    assert data.train.images.shape == shape
+    expected = torch.from_numpy(PIXELS[:, : shape[1]])
+    torch.testing.assert_close(data.train.images, expected)
+    assert data.mean == pytest.approx((expected.double() / 255).mean(dim=(0, 2, 3)).tolist())
+
+
+@pytest.mark.parametrize("shape", [(12, 4), (12, 2, 7), (12, 3, 6, 5), (12, 2, 3, 4, 5)])
+def test_other_numbers_are_not_changed(shape: tuple[int, ...]) -> None:
+    values = np.random.default_rng(0).normal(5, 9, shape)
+    data = make_dataset("own", (values, LABELS), (values, LABELS))
+    torch.testing.assert_close(data.train.images, torch.from_numpy(values).float())
+    assert (data.mean, data.std) == ((), ())
+
+
+def test_pictures_of_a_torch_dataset_are_bytes() -> None:
+    data = make_dataset("own", Pictures(PIXELS), Pictures(PIXELS))
+    assert isinstance(data.train.images, Examples)
+    torch.testing.assert_close(data.train.square(), torch.from_numpy(PIXELS))
+
+
+def test_a_tensor_dataset_is_read_as_arrays() -> None:
+    data = make_dataset(
+        "own", TensorDataset(torch.rand(12, 4), torch.from_numpy(LABELS)), (np.ones((12, 4)), LABELS)
+    )
+    assert isinstance(data.train.images, Tensor)
+
+
+def test_random_transforms_depend_on_seed_and_row_only() -> None:
+    examples = make_dataset("own", Items(np.zeros((12, 2))), Items(np.zeros((12, 2)))).train.images
+    assert isinstance(examples, Examples)
+    first, again, other = examples.read(1), examples.read(1), examples.read(2)
+    torch.testing.assert_close(first, again)
+    assert (first != other).all()
+    assert len(first[:, 0].unique()) == 12
+    order = torch.tensor([7, 2, 11])
+    torch.testing.assert_close(examples[order].read(1), first[order])
+
+
+def test_reading_leaves_the_global_generators_as_they_were() -> None:
+    examples = make_dataset("own", Items(np.zeros((12, 2))), Items(np.zeros((12, 2)))).train.images
+    assert isinstance(examples, Examples)
+    states = []
+    for read in (False, True):
+        torch.manual_seed(3), np.random.seed(3), random.seed(3)
+        if read:
+            examples.read(1)
+        states.append((torch.rand(()).item(), np.random.rand(), random.random()))
+    assert states[0] == states[1]
+
+
+def double(inputs: Tensor) -> Tensor:
+    return 2 * inputs.float()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"train": Items(np.ones((12, 2)))},
+        {"train": Items(np.zeros((12, 2)), noise=0.5)},
+        {"test": Items(np.ones((12, 2)))},
+        {"transform": double},
+        {"class_names": ["a", "b", "c"]},
+    ],
+)
+def test_the_fingerprint_changes_with_what_is_read(other: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"train": Items(np.zeros((12, 2))), "test": Items(np.zeros((12, 2)))}
+    first, again = (make_dataset("own", **given).fingerprint for _ in range(2))
+    assert first == again
+    assert make_dataset("own", **(given | other)).fingerprint != first
+
+
+ROWS = np.ones((12, 4))
+BAD: list[tuple[Any, Any, str]] = [
+    (
+        (ROWS, LABELS),
+        (ROWS, LABELS + 1),
+        "test has 4 examples of labels that train lacks: 3 .train has 0, 1, 2",
+    ),
+    ((ROWS, 2 * LABELS), (ROWS, LABELS * 0), "0 to 4 without gaps, but train has no example of 1, 3"),
+    ((ROWS, LABELS - 1), (ROWS, LABELS), "0 or more, got -1"),
+    ((ROWS, LABELS[:5]), (ROWS, LABELS), "train has 12 inputs and 5 labels"),
+    ((ROWS, LABELS / 2), (ROWS, LABELS), "labels of train must be .N,. whole numbers, got .12,. float64"),
+    ((ROWS, LABELS), (ROWS[:, :3], LABELS), "train are .4,. torch.float32, those of test .3,. torch.float32"),
+    ((ROWS * np.nan, LABELS), (ROWS, LABELS), "12 of 12 inputs of train are not finite, the first is row 0"),
+    ((np.array(["a"] * 12)[:, None], LABELS), (ROWS, LABELS), "encode text"),
+    ((ROWS, LABELS * 0), (ROWS, LABELS * 0), "1 class"),
+    (([], []), (ROWS, LABELS), "numbers"),
+    (iter([]), (ROWS, LABELS), "__len__ and __getitem__, got list_iterator"),
+    ([1, 2, 3], (ROWS, LABELS), "must be .input, label., got int for item 0"),
+]
+
+
+@pytest.mark.parametrize(("train", "test", "message"), BAD)
+def test_bad_data_is_an_error_that_names_the_numbers(train: Any, test: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_dataset("own", train, test)
+
+
+def test_items_of_another_shape_are_named() -> None:
+    ragged = Items([np.zeros(2)] * 11 + [np.zeros(3)])
+    data = make_dataset("own", ragged, (np.zeros((12, 2)), LABELS))
+    with pytest.raises(ValueError, match=r"item 11 of the dataset is \(3,\).* the first item is \(2,\)"):
+        data.train.square()
+
+
+def test_the_validation_part_has_every_class_and_no_test_example() -> None:
+    inputs = np.arange(12.0)[:, None] + [[0.0, 0.0]]
+    data = make_dataset("own", (inputs, LABELS), (inputs + 100, LABELS))
+    part = validation_dataset(data)
+    trained, validated = (set(split.square()[:, 0].tolist()) for split in (part.train, part.test))
+    assert trained | validated == set(range(12))
+    assert not trained & validated
+    assert set(part.train.labels.tolist()) == set(part.test.labels.tolist()) == {0, 1, 2}
+    assert part.fingerprint == validation_dataset(data).fingerprint != data.fingerprint
+
+
+def test_a_validation_part_that_leaves_a_class_empty_is_an_error_that_names_it() -> None:
+    labels = np.array([0] * 6 + [1] * 5 + [2])
+    data = make_dataset("own", (ROWS, labels), (ROWS, LABELS), class_names=["ant", "bee", "cat"])
+    with pytest.raises(ValueError, match=r"1 of 3 classes empty.*single training image: 'cat' .* has 6"):
+        validation_dataset(data)

@@ -1,0 +1,204 @@
+"""Classifiers that are changed after training: each against its formula, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from icmixup.lab.cli import main
+from icmixup.lab.datasets import Dataset, Split
+from icmixup.lab.models import classifier_of
+from icmixup.lab.training import retrain as module
+from icmixup.lab.training.execution import Execution
+from icmixup.lab.training.loop import load_recipe_data, train
+from icmixup.lab.training.predictions import read_predictions
+from icmixup.lab.training.recipe import QUICK
+from icmixup.lab.training.retrain import TAUS, log_prior, mean_class_accuracy, retrain
+from icmixup.lab.training.trained import find_run, load_trained
+
+RECIPE = dataclasses.replace(
+    QUICK,
+    dataset="digits",
+    method="erm",
+    per_class=60,
+    imbalance=0.05,
+    held_out=0.25,
+    epochs=6,
+    batch_size=16,
+)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return load_recipe_data(RECIPE, tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def execution(tmp_path_factory: pytest.TempPathFactory) -> Execution:
+    out = tmp_path_factory.mktemp("runs")
+    return Execution(out=out, data_dir=out, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def run(execution: Execution) -> Path:
+    row = train(RECIPE, execution)
+    assert isinstance(row["folder"], str)
+    return execution.out / row["folder"]
+
+
+def network(folder: Path) -> nn.Module:
+    return load_trained(folder).model.eval()
+
+
+def weights(folder: Path) -> tuple[Tensor, Tensor]:
+    head = classifier_of(network(folder), "small-cnn")
+    return head.weight.detach(), head.bias.detach()
+
+
+def assert_same_features(one: Path, other: Path) -> None:
+    states = [network(folder).state_dict() for folder in (one, other)]
+    for name, value in states[0].items():
+        assert name.startswith("classifier") or torch.equal(value, states[1][name])
+
+
+def test_adjusting_afterwards_subtracts_tau_log_frequency_from_the_scores(
+    run: Path, data: Dataset, execution: Execution
+) -> None:
+    made = execution.out / retrain(run, "adjust", execution, tau=1.5)["folder"]
+    before, after = (torch.from_numpy(read_predictions(f).scores).float() for f in (run, made))
+    shares = data.class_counts / len(data.train)
+    wanted = before - 1.5 * shares.log()
+    torch.testing.assert_close(after, wanted - wanted.amax(dim=1, keepdim=True), atol=0.02, rtol=2e-3)
+    assert_same_features(run, made)
+
+
+def test_tau_normalisation_divides_class_weights_by_a_power_of_their_norm(
+    run: Path, execution: Execution
+) -> None:
+    made = execution.out / retrain(run, "tau-norm", execution, tau=0.7)["folder"]
+    old, new = weights(run)[0], weights(made)[0]
+    torch.testing.assert_close(new, old / old.norm(dim=1, keepdim=True) ** 0.7)
+    torch.testing.assert_close(weights(made)[1], torch.zeros(10))
+    assert_same_features(run, made)
+
+
+@pytest.mark.parametrize("how", ["adjust", "tau-norm"])
+def test_without_a_tau_the_best_one_on_the_held_out_images_is_taken(
+    how: str, run: Path, data: Dataset, execution: Execution
+) -> None:
+    row = retrain(run, how, execution)  # type: ignore[arg-type]
+    weight, bias = weights(run)
+    assert data.held_out is not None
+    features = penultimate(run, data.held_out, data)
+
+    def accuracy(tau: float) -> float:
+        scores = features @ weight.T + bias - tau * log_prior(data.class_counts)
+        if how == "tau-norm":
+            scores = features @ (weight / weight.norm(dim=1, keepdim=True) ** tau).T
+        return mean_class_accuracy(scores, data.held_out.labels)  # type: ignore[union-attr]
+
+    found = {tau: accuracy(tau) for tau in TAUS}
+    assert found[row["tau_used"]] == pytest.approx(max(found.values()), abs=1e-6)
+    assert min(found.values()) < max(found.values())  # the choice matters
+
+
+def penultimate(run: Path, split: Split, data: Dataset) -> Tensor:
+    model, found = network(run), []
+    classifier_of(model, "small-cnn").register_forward_pre_hook(lambda _, args: found.append(args[0]))
+    with torch.no_grad():
+        mean, std = (torch.tensor(part).view(1, -1, 1, 1) for part in (data.mean, data.std))
+        model((split.images / 255 - mean) / std)  # type: ignore[operator]
+    return found[0]
+
+
+def test_crt_lowers_the_class_balanced_loss_and_leaves_the_features_alone(
+    run: Path, data: Dataset, execution: Execution
+) -> None:
+    row = retrain(run, "crt", execution, epochs=8)
+    made = execution.out / row["folder"]
+    assert_same_features(run, made)
+    features = penultimate(run, data.train, data)
+    labels, class_weights = data.train.labels, 1 / data.class_counts.float()
+
+    def loss(folder: Path) -> float:
+        weight, bias = weights(folder)
+        return F.cross_entropy(features @ weight.T + bias, labels, weight=class_weights).item()
+
+    assert loss(made) < 0.8 * loss(run)
+    assert row["after_epochs"] == 8
+    assert row["few"] > find_run(run).result()["few"]  # type: ignore[index]
+
+
+def test_a_result_is_kept_and_is_a_run_of_its_own(run: Path, execution: Execution) -> None:
+    first = retrain(run, "adjust", execution, tau=0.5)
+    stamp = (execution.out / first["folder"] / "result.json").stat().st_mtime_ns
+    assert retrain(run, "adjust", execution, tau=0.5)["accuracy"] == first["accuracy"]
+    assert (execution.out / first["folder"] / "result.json").stat().st_mtime_ns == stamp
+    assert first["made_from"] == run.name
+    assert find_run(run).result()["after"] == "none"  # type: ignore[index]
+    with pytest.raises(ValueError, match="itself the result of adjust; pass the run it was made from"):
+        retrain(execution.out / first["folder"], "crt", execution)
+    recipe = find_run(execution.out / first["folder"]).recipe
+    with pytest.raises(ValueError, match="icmixup retrain"):
+        train(recipe, execution)
+
+
+def test_classifiers_of_heads_on_features_can_be_changed_too(
+    execution: Execution, data: Dataset, tmp_path: Path
+) -> None:
+    flat = [
+        Split(split.images.flatten(1).float(), split.labels)  # type: ignore[union-attr]
+        for split in (data.train, data.test, data.held_out)
+    ]
+    features = dataclasses.replace(data, train=flat[0], test=flat[1], held_out=flat[2], mean=(), std=())
+    there = Execution(out=tmp_path, data_dir=tmp_path, device="cpu", dataset=features)
+    folder = tmp_path / train(dataclasses.replace(RECIPE, lr=0.001, epochs=3), there)["folder"]
+    rows = [retrain(folder, how, there) for how in ("adjust", "tau-norm", "crt")]  # type: ignore[arg-type]
+    assert len({row["folder"] for row in rows}) == 3
+
+
+def test_what_cannot_be_done_is_named(
+    run: Path, execution: Execution, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "no-weights").mkdir()
+    for name in ("recipe.json", "identity.json", "result.json", "predictions.npz", "inputs.json"):
+        (tmp_path / "no-weights" / name).write_bytes((run / name).read_bytes())
+    with pytest.raises(ValueError, match=r"no-weights has no weights: there is no checkpoint.pt"):
+        retrain(tmp_path / "no-weights", "crt", execution)
+    whole = dataclasses.replace(RECIPE, held_out=0.0, epochs=1)
+    folder = execution.out / train(whole, execution)["folder"]
+    with pytest.raises(ValueError, match=r"held out no images .* pass --tau .* --held-out 0.2"):
+        retrain(folder, "adjust", execution)
+    ldam = execution.out / train(dataclasses.replace(whole, method="ldam"), execution)["folder"]
+    with pytest.raises(ValueError, match=r"trained with ldam, .* neither norms nor biases"):
+        retrain(ldam, "tau-norm", execution, tau=1.0)
+    for args, words in (
+        (["--how", "adjust", "--tau", "-1"], "--tau must be 0 or more and finite, got -1"),
+        (["--how", "crt", "--tau", "1"], "crt has no tau, got 1; leave --tau out"),
+        (["--how", "adjust", "--epochs", "2"], "adjust trains nothing, got epochs=2"),
+        (["--how", "crt", "--epochs", "0"], "--epochs must be at least 1, got 0"),
+    ):
+        assert main(["retrain", str(run), *args]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_ties_go_to_the_tau_nearest_to_one(monkeypatch: pytest.MonkeyPatch, data: Dataset) -> None:
+    monkeypatch.setattr(module, "scores_of", lambda *_: torch.zeros(len(data.held_out or ()), 10))
+    monkeypatch.setattr(module, "mean_class_accuracy", lambda scores, _: 0.5)
+    recipe = dataclasses.replace(RECIPE, after="adjust")
+    assert module.choose_tau(nn.Identity(), nn.Linear(2, 10), recipe, data) == 1.0
