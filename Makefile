@@ -8,11 +8,15 @@ INTEGRATIONS ?= $(CACHE)/integrations
 OLDEST ?= $(CACHE)/oldest
 WORKERS ?= 2
 
-.PHONY: demo test check format mutants test-integrations test-integrations-oldest test-floor docs browse dist clean
+.PHONY: demo demo-page test check format mutants test-integrations test-integrations-oldest test-floor docs browse dist clean
 
 demo: $(VENV)/ready  ## compare eight methods on long-tailed digits, three seeds each
 	$(BIN)/icmixup compare digits --per-class 100 --imbalance 0.01 --seeds 3 --out runs/demo \
 	    --methods erm mixup ic-mixup remix ic-remix regmixup ic-regmixup balanced-mixup
+
+demo-page: demo  ## the report of the demo, also on shifted data, as a page of the documentation
+	$(BIN)/icmixup evaluate runs/demo --device cpu
+	$(BIN)/icmixup report runs/demo/*/ --device cpu --out docs/_extra/demo-report.html
 
 test: $(VENV)/ready  ## every test that needs neither a GPU nor other frameworks
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(WORKERS) --ignore tests/integrations

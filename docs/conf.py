@@ -29,6 +29,7 @@ html_title = f"icmixup {release}"
 html_theme_options = {"source_repository": SOURCE, "source_branch": "main", "source_directory": "docs/"}
 templates_path = ["_templates"]
 exclude_patterns = ["_build", "_templates"]
+html_extra_path = ["_extra"]  # the report of make demo-page, a page of its own
 
 # Pages use GitHub's Markdown, so headings have GitHub's anchors.
 myst_heading_anchors = 4

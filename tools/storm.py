@@ -40,7 +40,7 @@ COMMANDS = {
     "cache": "data check images --data-dir data",  # more photos than stay in memory: into the cache
     "report": "analyse runs/* --out analysis --device cpu",
 }
-CHANGING = ("minutes", "images_per_second", "date", "commit", "seconds", "predictions")
+CHANGING = ("minutes", "images_per_second", "memory_mb", "date", "commit", "seconds", "predictions")
 
 
 def start(command: str, folder: Path) -> subprocess.Popen[bytes]:

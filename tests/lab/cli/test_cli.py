@@ -264,7 +264,7 @@ FLAGS = {
         image-size epochs batch-size drop-last lr schedule lr-drops lr-factor warmup-epochs momentum
         nesterov weight-decay clip-norm ema padding padding-mode flip rotation trivial alpha mode
         duplicates negatives temperature label-smoothing kappa tau joint mix-prob mix-off-epoch
-        precision compile graph eval-every tune""",
+        precision compile graph eval-every tune report no-report open""",
     "train": """recipe out data-dir device trackers fresh debug dataset model method seed fraction per-class
         imbalance data-seed split image-size epochs batch-size drop-last lr schedule lr-drops lr-factor
         warmup-epochs momentum nesterov weight-decay clip-norm ema padding padding-mode flip rotation trivial
@@ -272,6 +272,7 @@ FLAGS = {
         precision compile graph eval-every""",
     "paper": """run-missing seeds only compile engine address workers device json markdown latex write results
         out data-dir debug""",
+    "report": "out open thumbnails no-thumbnails data-dir device debug",
     "retrain": "how tau epochs data-dir device debug",
     "predict": "to device debug",
     "export": "to debug",

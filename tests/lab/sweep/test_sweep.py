@@ -35,7 +35,7 @@ SWEEP = [
 ]
 DIVERGES = dataclasses.replace(TINY, method="mixup", lr=1e30)
 # What differs between two runs of one recipe: times, and how many ran concurrently.
-CLOCKS = ("minutes", "images_per_second", "at_once")
+CLOCKS = ("minutes", "images_per_second", "memory_mb", "at_once")
 Row = dict[str, Any]
 RAY_SECONDS = 240  # about 30 on two idle cores
 

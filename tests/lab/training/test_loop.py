@@ -37,7 +37,7 @@ TINY = Recipe(
     flip=False,
     eval_every=100,
 )
-NOT_OF_THE_RECIPE = ("minutes", "images_per_second", "date", "commit", "folder")
+NOT_OF_THE_RECIPE = ("minutes", "images_per_second", "memory_mb", "date", "commit", "folder")
 
 
 @pytest.fixture(autouse=True, scope="module")

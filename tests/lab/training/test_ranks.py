@@ -96,7 +96,7 @@ def outcome(root: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     (run,) = runs_of(root, RECIPE)
     row = run.result()
     assert row is not None
-    for name in ("minutes", "images_per_second", "date", "commit"):
+    for name in ("minutes", "images_per_second", "memory_mb", "date", "commit"):
         row.pop(name)
     return row, [{name: line[name] for name in line if name != "seconds"} for line in run.read_log()]
 

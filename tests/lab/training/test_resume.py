@@ -31,7 +31,7 @@ RECIPE = Recipe(
     eval_every=5,
 )
 CPU = torch.device("cpu")
-NOT_OF_THE_RECIPE = ("minutes", "images_per_second", "date", "commit")
+NOT_OF_THE_RECIPE = ("minutes", "images_per_second", "memory_mb", "date", "commit")
 
 # One process imports torch and forks a child for every session, so that a kill costs no new import.
 SESSIONS = """

@@ -1,4 +1,4 @@
-"""The icmixup command: compare, train, retrain, predict, export, evaluate, paper, analyse, data.
+"""The icmixup command: compare, train, report, retrain, predict, export, evaluate, paper, analyse, data.
 
 Arguments in, exit code out.
 
@@ -27,6 +27,7 @@ seeds and reports, with confidence intervals, which one helps.
   icmixup compare                      on scikit-learn's digits, no download needed: minutes
   icmixup compare path/to/images       on a folder of images, one subfolder per class
   icmixup train path/to/images         one run
+  icmixup report RUN_FOLDER...         finished runs as one HTML page
   icmixup retrain RUN_FOLDER           another classifier for a run on a long tail
   icmixup predict RUN_FOLDER IMAGES    classes of new images, with probabilities
   icmixup export RUN_FOLDER            the weights of a run as safetensors
@@ -38,7 +39,18 @@ seeds and reports, with confidence intervals, which one helps.
   icmixup data check cifar100          validate a dataset
 
 `icmixup compare --help` and `icmixup train --help` explain every flag."""
-COMMANDS = ("compare", "train", "retrain", "predict", "export", "evaluate", "paper", "analyse", "data")
+COMMANDS = (
+    "compare",
+    "train",
+    "report",
+    "retrain",
+    "predict",
+    "export",
+    "evaluate",
+    "paper",
+    "analyse",
+    "data",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -115,7 +127,18 @@ def run_command(args: Sequence[str]) -> int:
         similar = get_close_matches(args[0], COMMANDS, n=1)
         hint = f"did you mean {similar[0]}? " if similar else ""
         raise ValueError(f"unknown command {args[0]!r}; {hint}the commands are {', '.join(COMMANDS)}")
-    from icmixup.lab.cli import analyse, compare, data, evaluate, export, paper, predict, retrain, train
+    from icmixup.lab.cli import (
+        analyse,
+        compare,
+        data,
+        evaluate,
+        export,
+        paper,
+        predict,
+        report,
+        retrain,
+        train,
+    )
     from icmixup.lab.cli.pretrained import recipe_for
     from icmixup.lab.cli.shared import default_recipe, requested_recipe
 
@@ -135,6 +158,8 @@ def run_command(args: Sequence[str]) -> int:
         return paper.run_paper(flags)
     if isinstance(flags, predict.PredictFlags):
         return predict.run_predict(flags)
+    if isinstance(flags, report.ReportFlags):
+        return report.run_report(flags)
     if isinstance(flags, export.ExportFlags):
         return export.run_export(flags)
     if isinstance(flags, evaluate.EvaluateFlags):
@@ -147,7 +172,18 @@ def parse(args: Sequence[str], recipe: str) -> Any:
     import tyro
     from tyro import conf
 
-    from icmixup.lab.cli import analyse, compare, data, evaluate, export, paper, predict, retrain, train
+    from icmixup.lab.cli import (
+        analyse,
+        compare,
+        data,
+        evaluate,
+        export,
+        paper,
+        predict,
+        report,
+        retrain,
+        train,
+    )
     from icmixup.lab.cli.pretrained import start_recipe
 
     def command(kind: type, module: Any, default: Any = None) -> Any:
@@ -159,6 +195,7 @@ def parse(args: Sequence[str], recipe: str) -> Any:
     commands = (
         command(compare.CompareFlags, compare, compare.compare_defaults(start_recipe(recipe, args)))
         | command(train.TrainFlags, train, train.train_defaults(start_recipe(recipe, args)))
+        | command(report.ReportFlags, report)
         | command(retrain.RetrainFlags, retrain)
         | command(predict.PredictFlags, predict)
         | command(export.ExportFlags, export)

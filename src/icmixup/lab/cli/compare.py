@@ -13,6 +13,7 @@ from tyro import conf
 from icmixup.lab.cli.pretrained import LINEAR, prepare_data, resolve_recipe
 from icmixup.lab.cli.shared import (
     Concurrency,
+    Flag,
     RecipeGroups,
     RecipeName,
     Where,
@@ -25,6 +26,7 @@ from icmixup.lab.cli.tuning import check_tune, describe_tuning, run_tuning
 from icmixup.lab.training.recipe import Recipe
 
 if TYPE_CHECKING:
+    from icmixup.lab.analysis.report.live import LiveReport
     from icmixup.lab.comparison.compare import Comparison, Tuned
     from icmixup.lab.comparison.overview import Overview
     from icmixup.lab.datasets import Dataset
@@ -37,7 +39,8 @@ HELP = f"""{SUMMARY}
 Differences are paired by seed and reported with 95 % confidence intervals. After an interruption, the same
 command resumes. The table is printed on standard output, everything else on standard error. Every comparison
 has its own folder in --out, with comparison.json, comparison.csv, comparison.png, per_class.csv, a confusion
-matrix for each method and confused_pairs.csv; runs are shared between comparisons.
+matrix for each method and confused_pairs.csv; runs are shared between comparisons. report.html shows all of
+it in a browser, and is rewritten after every run: --open opens it while the runs train.
 
   icmixup compare digits --per-class 100 --imbalance 0.01      a long tail, in minutes on a laptop
   icmixup compare path/to/images --budget 30m                  what fits into half an hour
@@ -49,6 +52,16 @@ matrix for each method and confused_pairs.csv; runs are shared between compariso
   icmixup compare path/to/photos --model resnet50.a1_in1k --weights pretrained        fine-tune
   icmixup compare path/to/photos --model resnet50.a1_in1k --weights pretrained --train head
   icmixup compare features.npz                                 a linear head on features, in seconds"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """The HTML report."""
+
+    report: bool = True
+    """Write report.html into the comparison's folder, and rewrite it after every run."""
+    open: Flag = False
+    """Open report.html in a browser after the first run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +106,7 @@ class CompareFlags(RecipeGroups):
     """Name of the comparison's folder in --out; by default made from data, model and recipe."""
     where: Where = field(default_factory=Where)
     concurrency: Concurrency = field(default_factory=Concurrency)
+    page: Page = field(default_factory=Page)
 
     def shared_recipe(self) -> Recipe:
         """What all runs of the comparison share."""
@@ -157,11 +171,12 @@ def run_compare(flags: CompareFlags, recipe_name: str) -> int:
     print_overview(overview, folder, describe_reuse(recipes, execution))
     if flags.tune is not None:
         tuned = tune(flags, plan, folder)
-    comparison = train_and_compare(flags, plan, tuned)
+    live = make_live_report(flags, plan, folder, overview, tuned)
+    comparison = train_and_compare(flags, plan, tuned, live)
     if not is_first_rank():
         return 0
     comparison = dataclasses.replace(comparison, overview=overview.as_json())
-    return report(comparison, folder, flags.out, data.class_counts.tolist())
+    return report(comparison, folder, flags.out, data.class_counts.tolist(), live)
 
 
 def make_plan(flags: CompareFlags, named: tuple[str, ...], recipe_name: str) -> ComparisonPlan:
@@ -249,25 +264,53 @@ def make_overview(plan: ComparisonPlan, recipe_name: str, runs: int, flags: Comp
     )
 
 
+def make_live_report(
+    flags: CompareFlags, plan: ComparisonPlan, folder: Path, overview: Overview, tuned: Tuned | None
+) -> LiveReport | None:
+    """What rewrites report.html after each run; None with --no-report and on ranks that do not report."""
+    if not flags.page.report or not is_first_rank():
+        return None
+    from icmixup.lab.analysis.report.live import LiveReport
+    from icmixup.lab.cli.report import open_in_browser
+
+    return LiveReport(
+        folder,
+        plan.recipe,
+        tuple(plan.methods),
+        tuple(plan.seeds),
+        plan.baseline,
+        plan.execution,
+        overview.as_json(),
+        tuned=tuned,
+        full_epochs=plan.full_epochs,
+        note=print_note,
+        on_first_page=open_in_browser if flags.page.open else None,
+    )
+
+
 def count_images(execution: Execution) -> int:
     """All images, training and test."""
     assert execution.dataset is not None
     return len(execution.dataset.train) + len(execution.dataset.test)
 
 
-def train_and_compare(flags: CompareFlags, plan: ComparisonPlan, tuned: Tuned | None) -> Comparison:
+def train_and_compare(
+    flags: CompareFlags, plan: ComparisonPlan, tuned: Tuned | None, live: LiveReport | None = None
+) -> Comparison:
     """Train with a fixed number of seeds, or with as many as it takes."""
+    from icmixup.lab.analysis.report.live import ReportingDisplay
     from icmixup.lab.comparison.adaptive import compare_adaptively
     from icmixup.lab.comparison.compare import compare, comparison_recipes
     from icmixup.lab.sweep import find_finished
     from icmixup.lab.sweep.budget import work
-    from icmixup.lab.sweep.progress import Display
 
     recipe, methods, seeds, baseline, execution, *_ = plan
 
-    def show(recipes: Sequence[Recipe]) -> Display:
+    def show(recipes: Sequence[Recipe]) -> ReportingDisplay:
         finished = find_finished(recipes, execution)
-        return Display(recipes, stderr_console(), work=work, finished=finished)
+        display = ReportingDisplay(recipes, stderr_console(), work=work, finished=finished)
+        display.live = live
+        return display
 
     full_epochs, intervals = plan.full_epochs, flags.intervals
     if flags.seeds != "auto":
@@ -408,7 +451,13 @@ def check_seeds(flags: CompareFlags) -> None:
         raise ValueError("--seeds auto is not available under torchrun; use a number of seeds")
 
 
-def report(comparison: Comparison, folder: Path, runs: Path, class_counts: Sequence[int]) -> int:
+def report(
+    comparison: Comparison,
+    folder: Path,
+    runs: Path,
+    class_counts: Sequence[int],
+    live: LiveReport | None = None,
+) -> int:
     """Write the files of a comparison and print its table."""
     from icmixup.lab.comparison.classes import write_class_files
     from icmixup.lab.comparison.compare import write_comparison
@@ -421,6 +470,8 @@ def report(comparison: Comparison, folder: Path, runs: Path, class_counts: Seque
         paths.append(write_png(plot_comparison(comparison), folder / "comparison.png"))
         paths += write_class_files(folder, runs, comparison.rows, comparison.methods, class_counts)
     print_comparison(comparison, stdout_console())
+    if live is not None and (page := live.finish(comparison)) is not None:
+        paths.append(page)
     print_note(f"written to {folder}: " + ", ".join(path.name for path in paths))
     if not comparison.rows:
         raise ValueError(comparison.verdict)

@@ -51,6 +51,7 @@ class Overview:
     budget: str  # what --budget dropped, in words
     warnings: tuple[str, ...]
     tuning: str = ""  # trials per method and their images; "" without --tune
+    class_counts: tuple[int, ...] = ()  # training images of each class
 
     def lines(self) -> list[tuple[str, str]]:
         """Rows (what, value) to print."""
@@ -128,6 +129,7 @@ def describe_comparison(
         budget=budget,
         warnings=tuple(find_warnings(recipe, data, tested)),
         tuning=tuning,
+        class_counts=tuple(counts.tolist()),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -16,6 +16,16 @@ from icmixup.lab.sweep.progress import duration
 
 NO_VALUE = "-"
 FILE_WIDTH = 132  # characters per line where the output is not a terminal
+
+
+class Ranked(Protocol):
+    """What the columns are made from: a comparison, or the runs of a report."""
+
+    @property
+    def baseline(self) -> str: ...
+
+    @property
+    def standings(self) -> tuple[Standing, ...]: ...
 
 
 class Column(NamedTuple):
@@ -59,7 +69,7 @@ def row_style(standing: Standing) -> str:
     return "green" if standing.difference.above else "red"
 
 
-def accuracy_columns(comparison: Comparison) -> list[Column]:
+def accuracy_columns(comparison: Ranked) -> list[Column]:
     """Accuracy, the best group, the difference to the baseline (* if clear), and accuracy by class size."""
 
     def difference(standing: Standing) -> str:
@@ -93,7 +103,7 @@ def tuned_columns(comparison: Comparison) -> list[Column]:
     return [Column("tuned: lr,\ndecay, alpha", values)]
 
 
-def has_measure(comparison: Comparison, measure: str) -> bool:
+def has_measure(comparison: Ranked, measure: str) -> bool:
     return any(standing.average(measure) is not None for standing in comparison.standings)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -171,6 +172,7 @@ class Session:
         self.last_epoch: Checkpoint | None = None  # a copy of the state at the end of the last epoch
         self.feed = make_feed(self.recipe, data.train)
         self.images = self.feed.count
+        reset_peak_memory(learner.device)
 
     @property
     def epoch(self) -> Epoch:
@@ -363,12 +365,32 @@ class Session:
             "images_per_second": round(speeds[len(speeds) // 2])
             if speeds
             else before.get("images_per_second"),
+            # A finished run that is only evaluated again was not measured.
+            "memory_mb": peak_memory(self.learner.device) if speeds else before.get("memory_mb"),
             "ranks": world_size(),
             "at_once": concurrent,  # the column's name in results/*.csv
             **joined_columns(now if self.run.identity is None else self.run.identity, now),
             **provenance(self.learner.device),
             "folder": self.run.folder.name,
         }
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Start measuring the peak of a GPU; that of a process cannot be reset."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Peak memory in MB: of tensors on the GPU, with those of concurrent runs, or of the whole process."""
+    if device.type == "cuda":
+        return round(torch.cuda.max_memory_allocated(device) / 1e6)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (1e6 if sys.platform == "darwin" else 1e3))
 
 
 def joined_columns(then: Identity, now: Identity) -> dict[str, str]:

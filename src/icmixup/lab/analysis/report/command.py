@@ -1,0 +1,61 @@
+"""The command that trains and compares runs again."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Sequence
+
+from icmixup.lab.training.recipe import (
+    RECIPES,
+    Augmentation,
+    Mixing,
+    Numerics,
+    Optimisation,
+    Recipe,
+    Subset,
+    Transfer,
+)
+
+# Groups of fields that are flags of `icmixup compare`; min_steps is 0 where --epochs is given.
+GROUPS = (Subset, Transfer, Optimisation, Augmentation, Mixing, Numerics)
+FLAGS = ["folds", *(entry.name for kind in GROUPS for entry in dataclasses.fields(kind))]
+LINEAR = "linear"  # the model of a comparison on features from a file, which is not a flag
+
+
+def repeat_command(
+    recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], baseline: str, adaptive: bool = False
+) -> str:
+    """`icmixup compare` with the flags in which the recipe differs from the nearest named recipe.
+
+    Args:
+        adaptive: seeds are those that --seeds auto may use.
+    """
+    name = min(RECIPES, key=lambda known: len(changed_fields(recipe, RECIPES[known])))
+    words = ["icmixup", "compare", recipe.dataset, "--methods", *methods]
+    words += ["--seeds", "auto", "--max-seeds"] if adaptive else ["--seeds"]
+    words.append(str(len(seeds)))
+    words += ["--seed", str(min(seeds))] if min(seeds) else []
+    words += ["--baseline", baseline, "--recipe", name]
+    words += [] if recipe.model in (RECIPES[name].model, LINEAR) else ["--model", recipe.model]
+    changed = changed_fields(recipe, RECIPES[name])
+    if "epochs" not in changed and RECIPES[name].min_steps:
+        changed = ["epochs", *changed]
+    for field in changed:
+        words += as_flag(field, getattr(recipe, field))
+    return shlex.join(words)
+
+
+def changed_fields(recipe: Recipe, base: Recipe) -> list[str]:
+    """Names of the fields with a flag in which two recipes differ."""
+    differ = [name for name in FLAGS if getattr(recipe, name) != getattr(base, name)]
+    return [name for name in differ if name != "min_steps"]
+
+
+def as_flag(name: str, value: object) -> list[str]:
+    """A field of a recipe as words of a command line."""
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    values = value if isinstance(value, tuple) else (value,)
+    return [f"--{flag}", *map(str, values)]

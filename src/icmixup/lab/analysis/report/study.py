@@ -1,0 +1,300 @@
+"""Which runs a report is about: finished runs of one dataset, by variant and seed, with their statistics.
+
+A variant is what differences are taken between: a method, or with several comparisons a method and the other
+fields in which their recipes differ, such as "ic-mixup epochs=60".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from icmixup.lab.analysis.report.summaries import Summary
+from icmixup.lab.analysis.scores import line_names
+from icmixup.lab.comparison.compare import (
+    NO_PREDICTIONS,
+    Comparison,
+    Failure,
+    pick_baseline,
+    read_comparison,
+    summarise,
+)
+from icmixup.lab.comparison.statistics import Correct, Look, Standing, rank_methods, take_look
+from icmixup.lab.comparison.verdict import footnote
+from icmixup.lab.training.recipe import Recipe, read_recipe
+from icmixup.lab.training.run_folder import Row, Run, read_identity
+from icmixup.lab.training.stored import FOLDS_FILE, read_json, read_recipe_file
+from icmixup.lab.training.trained import describe_folder
+
+REMEDY = "pass folders of finished runs or of comparisons, for example runs/*"
+RECIPE_FIELDS = tuple(entry.name for entry in fields(Recipe))
+Key = tuple[str, int]  # variant, seed
+
+
+class Variant(NamedTuple):
+    """One line of the report."""
+
+    name: str
+    method: str
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Finished runs, and what was left out."""
+
+    runs: tuple[Run, ...]
+    comparisons: tuple[Path, ...] = ()  # folders that were passed
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Study:
+    """Runs by variant and seed, and everything that is computed from their rows."""
+
+    variants: tuple[Variant, ...]
+    seeds: tuple[int, ...]
+    baseline: str
+    runs: Mapping[Key, Run]
+    rows: Mapping[Key, Row]
+    standings: tuple[Standing, ...]  # highest accuracy first
+    looks: tuple[Look, ...]
+    verdicts: tuple[str, ...]  # one for each recipe, without that of its variants
+    footnote: str
+    failures: tuple[Failure, ...] = ()
+    overview: Mapping[str, object] = field(default_factory=dict)
+    comparison: Comparison | None = None  # if all runs are of one
+    notes: tuple[str, ...] = ()
+
+    @property
+    def first_runs(self) -> dict[str, Run]:
+        """The run of each variant with its first seed."""
+        found: dict[str, Run] = {}
+        for seed in self.seeds:
+            for variant in self.variants:
+                if (variant.name, seed) in self.runs:
+                    found.setdefault(variant.name, self.runs[variant.name, seed])
+        return found
+
+
+def collect_runs(paths: Sequence[Path]) -> Collected:
+    """The finished runs under these paths: run folders, comparisons, and folders that contain runs."""
+    if not paths:
+        raise ValueError(f"no runs to report on; {REMEDY}")
+    folders: list[Path] = []
+    comparisons: list[Path] = []
+    for path in paths:
+        if (path / "comparison.json").exists():
+            comparisons.append(path)
+            folders += [path.parent / row["folder"] for row in load_comparison(path / "comparison.json").rows]
+        elif any((path / name).exists() for name in ("recipe.json", FOLDS_FILE)):
+            folders.append(path)
+        elif path.is_dir():
+            folders += sorted(found.parent for found in path.glob("*/recipe.json"))
+        elif not path.exists():
+            raise ValueError(f"{path} does not exist; {REMEDY}")
+    folders = list(dict.fromkeys(folder.resolve() for folder in folders))
+    if not folders:
+        raise ValueError(f"{paths[0]} {describe_folder(paths[0])} and contains no runs; {REMEDY}")
+    return keep_finished(folders, tuple(comparisons))
+
+
+def keep_finished(folders: Sequence[Path], comparisons: tuple[Path, ...]) -> Collected:
+    """The runs that have a result; a note for each of the others."""
+    runs: list[Run] = []
+    notes: list[str] = []
+    for folder in folders:
+        run = open_run_folder(folder)
+        if run is None:
+            notes.append(f"{folder.name} is missing: it was moved or deleted")
+        elif read_row(run) is None:
+            done = max((row["epoch"] for row in run.read_log()), default=0)
+            notes.append(f"{folder.name} is unfinished after {done} of {run.recipe.epochs} epochs")
+        else:
+            runs.append(run)
+    if not runs:
+        raise ValueError(
+            f"none of the {len(folders)} runs is finished: {'; '.join(notes[:3])}; run the command that "
+            "trained them again to resume"
+        )
+    runs, twins = drop_duplicates(runs)
+    check_same_data(runs)
+    return Collected(tuple(runs), comparisons, (*notes, *twins))
+
+
+def open_run_folder(folder: Path) -> Run | None:
+    """The run in a folder, or the pooled folds of cross-validation; None if there is neither."""
+    if (folder / "recipe.json").exists():
+        return Run(folder, read_recipe_file(folder / "recipe.json"), read_identity(folder))
+    if not (folder / FOLDS_FILE).exists():
+        return None
+    row = read_json(folder / FOLDS_FILE)
+    return Run(folder, read_recipe({name: row[name] for name in RECIPE_FIELDS if name in row}))
+
+
+def read_row(run: Run) -> Row | None:
+    """The row of a finished run, or of pooled folds."""
+    pooled = run.folder / FOLDS_FILE
+    return dict(read_json(pooled)) if pooled.exists() else run.result()
+
+
+def drop_duplicates(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+    """Of several runs with one recipe, made by other versions or on other devices, the newest."""
+    newest: dict[str, Run] = {}
+    notes: list[str] = []
+    for run in sorted(runs, key=lambda run: -result_file(run).stat().st_mtime):
+        if run.recipe.key in newest:
+            twin = newest[run.recipe.key].folder.name
+            notes.append(f"{run.folder.name} is left out: {twin} has the same recipe and is newer")
+        newest.setdefault(run.recipe.key, run)
+    return [run for run in runs if run in newest.values()], notes
+
+
+def result_file(run: Run) -> Path:
+    pooled = run.folder / FOLDS_FILE
+    return pooled if pooled.exists() else run.folder / "result.json"
+
+
+def check_same_data(runs: Sequence[Run]) -> None:
+    """Raise a ValueError that lists the datasets, if there are several."""
+    data: dict[str, list[Run]] = {}
+    for run in runs:
+        data.setdefault(run.recipe.dataset, []).append(run)
+    prints = {None if run.identity is None else run.identity.data for run in runs}
+    if len(data) > 1 and (len(prints) > 1 or None in prints):
+        found = "; ".join(
+            f"{name}: {len(own)} run{'s' * (len(own) > 1)} such as {own[0].folder}"
+            for name, own in data.items()
+        )
+        raise ValueError(
+            f"the runs are of {len(data)} datasets, whose results cannot be compared ({found}); make a "
+            "report for each: icmixup report with the runs of one dataset"
+        )
+
+
+def check_same_classes(runs: Mapping[Key, Run], summaries: Mapping[Key, Summary]) -> None:
+    """Raise a ValueError if two runs have different classes."""
+    lists: dict[tuple[str, ...], Path] = {}
+    for key, summary in summaries.items():
+        lists.setdefault(summary.class_names, runs[key].folder)
+    if len(lists) > 1:
+        (first, one), (second, other) = list(lists.items())[:2]
+        ours = [name for name in first if name not in second] or list(first)
+        theirs = [name for name in second if name not in first] or list(second)
+        raise ValueError(
+            f"the runs have different classes: {one} has {len(first)}, among them {', '.join(ours[:3])}; "
+            f"{other} has {len(second)}, among them {', '.join(theirs[:3])}; make a report for each: "
+            "icmixup report with the runs of one list of classes"
+        )
+
+
+def correct_answers(summaries: Mapping[Key, Summary], keys: Sequence[Key]) -> tuple[Correct | None, str]:
+    """Which test images each run got right; None and the reason if runs cannot be paired by image."""
+    if any(key not in summaries for key in keys):
+        return None, NO_PREDICTIONS
+    if len({summaries[key].images for key in keys}) > 1:
+        return None, "runs were tested on different images"
+    return {key: summaries[key].correct for key in keys}, ""
+
+
+def study_runs(collected: Collected, summaries_of: Mapping[Path, Summary]) -> Study:
+    """The study of runs from disk; that of a comparison if they are its runs."""
+    if len(collected.comparisons) == 1:
+        path = collected.comparisons[0] / "comparison.json"
+        comparison = load_comparison(path)
+        folders = {row["folder"] for row in comparison.rows}
+        if folders == {run.folder.name for run in collected.runs}:
+            runs = {(run.recipe.method, run.recipe.seed): run for run in collected.runs}
+            return study_comparison(comparison, runs, collected.notes)
+    return study_variants(collected, summaries_of)
+
+
+def load_comparison(path: Path) -> Comparison:
+    try:
+        return read_comparison(path)
+    except (KeyError, TypeError, ValueError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"{path} is damaged ({error!r:.80}); run the command that made it again, or pass the folders of "
+            "its runs"
+        ) from error
+
+
+def study_comparison(comparison: Comparison, runs: Mapping[Key, Run], notes: Sequence[str] = ()) -> Study:
+    """The study of a comparison: the numbers of its table."""
+    return Study(
+        variants=tuple(Variant(method, method) for method in comparison.methods),
+        seeds=comparison.seeds,
+        baseline=comparison.baseline,
+        runs=runs,
+        rows={(row["method"], row["seed"]): row for row in comparison.rows},
+        standings=comparison.standings,
+        looks=comparison.looks,
+        verdicts=(comparison.verdict,),
+        footnote=comparison.footnote,
+        failures=comparison.failures,
+        overview=comparison.overview,
+        comparison=comparison,
+        notes=tuple(notes),
+    )
+
+
+def study_variants(collected: Collected, summaries_of: Mapping[Path, Summary]) -> Study:
+    """The study of any runs: those of several comparisons, or run folders."""
+    dataset = collected.runs[0].recipe.dataset
+    # The same images may have been at another path.
+    recipes = [replace(run.recipe, dataset=dataset) for run in collected.runs]
+    names = line_names(recipes)
+    variants = {name: Variant(name, recipe.method) for name, recipe in zip(names, recipes, strict=True)}
+    runs = {(name, run.recipe.seed): run for name, run in zip(names, collected.runs, strict=True)}
+    rows = {key: {**(read_row(run) or {}), "method": key[0]} for key, run in runs.items()}
+    seeds = tuple(sorted({seed for _, seed in runs}))
+    summaries = {key: summaries_of[run.folder] for key, run in runs.items() if run.folder in summaries_of}
+    correct, reason = correct_answers(summaries, list(runs))
+    looks = (take_look(list(rows.values()), list(variants), seeds, correct),)
+    baseline = pick_baseline(list(variants))
+    standings = rank_methods(list(rows.values()), list(variants), seeds, baseline, looks)
+    return Study(
+        variants=tuple(variants.values()),
+        seeds=seeds,
+        baseline=baseline,
+        runs=runs,
+        rows=rows,
+        standings=standings,
+        looks=looks,
+        verdicts=verdict_by_recipe(runs, seeds, summaries),
+        footnote=footnote(standings, baseline, looks, reason),
+        notes=collected.notes,
+    )
+
+
+def verdict_by_recipe(
+    runs: Mapping[Key, Run], seeds: Sequence[int], summaries: Mapping[Key, Summary]
+) -> tuple[str, ...]:
+    """A verdict for each group of runs that differ in method and seed alone."""
+    groups: dict[str, list[Key]] = {}
+    for key in runs:
+        groups.setdefault(settings_of(key[0]), []).append(key)
+    verdicts = [verdict_of([runs[key] for key in keys], keys, seeds, summaries) for keys in groups.values()]
+    return tuple(
+        f"{settings}: {verdict}" if settings else verdict
+        for settings, verdict in zip(groups, verdicts, strict=True)
+    )
+
+
+def settings_of(variant: str) -> str:
+    """What the name of a variant has besides its method."""
+    return variant.partition(" ")[2]
+
+
+def verdict_of(
+    runs: Sequence[Run], keys: Sequence[Key], seeds: Sequence[int], summaries: Mapping[Key, Summary]
+) -> str:
+    rows = [read_row(run) or {} for run in runs]
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    correct, _ = correct_answers(summaries, keys)
+    if correct is not None:
+        correct = {(run.recipe.method, key[1]): correct[key] for run, key in zip(runs, keys, strict=True)}
+    looks = [take_look(rows, methods, seeds, correct)]
+    return summarise(runs[0].recipe, methods, seeds, pick_baseline(methods), rows, looks=looks).verdict
