@@ -38,7 +38,9 @@ COMMANDS = {
     "compare": f"compare {COMPARE} --device cpu --workers 2 --out runs",
     "paper": "paper --write --results results/runs.csv",
     "cache": "data check images --data-dir data",  # more photos than stay in memory: into the cache
-    "report": "analyse runs/* --out analysis --device cpu",
+    "analyse": "analyse runs/* --out analysis --device cpu",
+    "evaluate": "evaluate runs --corruptions fog --strengths 1 3 --device cpu",
+    "report": "report runs --out page/report.html --device cpu",
 }
 CHANGING = ("minutes", "images_per_second", "memory_mb", "date", "commit", "seconds", "predictions")
 
@@ -102,7 +104,7 @@ def prepare(name: str, folder: Path, root: Path) -> None:
         shutil.copytree(images, folder / "images", copy_function=os.link)
     elif name == "cache":
         make_images(folder / "images")
-    if name == "report":
+    if name in ("analyse", "evaluate", "report"):
         shutil.copytree(runs, folder / "runs")
 
 
@@ -128,9 +130,18 @@ def results_of(folder: Path) -> dict[str, Any]:
             found[path.name] = [dict(row) for row in csv.DictReader(file)]
     for path in sorted(folder.glob("data/cache/*/*")):
         found[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
+    for path in sorted(folder.rglob("evaluation.json")):
+        found[str(path.relative_to(folder))] = json.loads(path.read_text())
+    for path in sorted(folder.glob("page/report.html")):
+        found[path.name] = read_page(path)
     for path in sorted(folder.rglob("README.md")):
         found[str(path.relative_to(folder))] = path.read_text()
     return found
+
+
+def read_page(path: Path) -> Any:
+    """The data of a report: the rest of the page has the time at which it was written."""
+    return json.loads(path.read_text().split('id="data">')[1].split("</script>")[0])
 
 
 def leftovers(folder: Path) -> list[str]:
