@@ -316,7 +316,7 @@ def test_folders_that_are_not_finished_runs_are_rejected(
 
 def test_trials_of_tuning_are_left_out(tmp_path: Path) -> None:
     assert expand_comparisons([tmp_path / "trials", tmp_path / "run"]) == [tmp_path / "run"]
-    with pytest.raises(ValueError, match="trials is not a run or comparison"):
+    with pytest.raises(ValueError, match="trials is the folder of trials"):
         expand_comparisons([tmp_path / "trials"])
 
 

@@ -133,9 +133,8 @@ def expand_comparisons(folders: Sequence[Path]) -> list[Path]:
         elif not folder.is_file() and folder.name != TRIALS_FOLDER:
             found.append(folder)
     if not found:
-        raise ValueError(
-            f"{folders[0]} is not a run or comparison; pass folders of finished runs or of comparisons"
-        )
+        what = "a file" if folders[0].is_file() else "the folder of trials"
+        raise ValueError(f"{folders[0]} is {what}; pass folders of finished runs or of comparisons")
     return list(dict.fromkeys(found))
 
 

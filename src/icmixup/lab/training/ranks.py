@@ -90,7 +90,9 @@ def check_in(error: str = "", seconds: float = CHECK_IN_SECONDS) -> Any:
     store.set(f"{prefix}/{own}", error or "ready")
     try:
         states = [store.get(f"{prefix}/{number}").decode() for number in range(size)]
-        wait_for_readers(store, f"{prefix}/read", size)
+        store.add(f"{prefix}/read", 1)
+        if own == 0:
+            wait_for_readers(store, f"{prefix}/read", size)
     except RuntimeError as lost:  # torch raises a subclass on a timeout
         raise RankError(f"not all of the {size} ranks started within {seconds:.0f} s") from lost
     failed = [f"rank {number}: {state}" for number, state in enumerate(states) if state != "ready"]
@@ -101,9 +103,11 @@ def check_in(error: str = "", seconds: float = CHECK_IN_SECONDS) -> Any:
 
 
 def wait_for_readers(store: Any, key: str, size: int) -> None:
-    """The first rank may be the server of the store: it must not leave before the others have read."""
+    """The first rank may be the server of the store: it must not leave before the others have read.
+
+    The others do not wait: the server may be gone as soon as they have all read.
+    """
     limit = time.monotonic() + 5
-    store.add(key, 1)
     while store.add(key, 0) < size and time.monotonic() < limit:
         time.sleep(0.01)
 
