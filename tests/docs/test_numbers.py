@@ -517,3 +517,21 @@ def test_the_table_of_baselines_is_the_rows(data: str, word: str, seeds: int) ->
         assert [accuracy, few] == [f"{value:.1f}" for value in means[label]]
         gap = means[label][0] - means["`balanced`"][0]
         assert difference.split(" [")[0] == ("" if label == "`balanced`" else f"{gap:+.1f}")
+
+
+def test_heads_on_features_of_birds_are_computed_from_their_rows() -> None:
+    with (ROOT / "results" / "birds_head.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+
+    def cell(method: str, imbalance: str) -> str:
+        runs = {
+            row["seed"]: float(row["accuracy"])
+            for row in rows
+            if (row["method"], row["imbalance"]) == (method, imbalance)
+        }
+        assert set(runs) == {"0", "1", "2"}
+        return f"{fmean(runs.values()):.1f} ± {stdev(runs.values()):.1f}"
+
+    printed = table_under("even, %", ROOT / "docs" / "finetuning.md")
+    assert {row[0] for row in printed} == {row["method"] for row in rows}
+    assert printed == [[method, cell(method, "1.0"), cell(method, "0.1")] for method, *_ in printed]
