@@ -162,7 +162,7 @@ def storm(kills: int, seed: int, minutes: float) -> dict[str, Any]:
                     folder = root / f"round-{len(rounds)}"
                     prepare(command, folder, root)
                     wanted = min(PER_ROUND, kills - spent)
-                    done = one_round(command, text, folder, wanted, seconds[command], rng)
+                    done = one_round(command, text, folder, wanted, seconds, rng)
                     done["identical"] = results_of(folder) == expected[command]
                     done["leftovers"] = leftovers(folder)
                     rounds.append(done)
@@ -184,15 +184,16 @@ def run_references(root: Path) -> tuple[dict[str, Any], dict[str, float]]:
 
 
 def one_round(
-    name: str, text: str, folder: Path, wanted: int, seconds: float, rng: random.Random
+    name: str, text: str, folder: Path, wanted: int, seconds: dict[str, float], rng: random.Random
 ) -> dict[str, Any]:
-    """Kill a command up to `wanted` times, then let it finish."""
-    killed, early = 0, 0
-    while killed < wanted and early < 3:
-        if kill_within(text, folder, rng.uniform(0.02, 1.0) * seconds):
-            killed += 1
-        else:
-            early += 1
+    """Kill a command up to `wanted` times, then let it finish; one that ends too early ends the round."""
+    killed = 0
+    while killed < wanted:
+        started = time.monotonic()
+        if not kill_within(text, folder, rng.uniform(0.02, 1.0) * seconds[name]):
+            seconds[name] = min(seconds[name], time.monotonic() - started)  # the next kills come earlier
+            break
+        killed += 1
     finish(text, folder)
     return {"command": name, "kills": killed}
 
