@@ -37,15 +37,10 @@ def accuracy(prediction: EvalPrediction) -> dict[str, float]:
 
 def main() -> None:
     torch.manual_seed(0)
-    size = {"image_size": 8, "patch_size": 2, "num_channels": 1}
     config = ViTConfig(
-        **size,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=128,
-        num_labels=10,
-    )
+        image_size=8, patch_size=2, num_channels=1, hidden_size=64, num_hidden_layers=2,
+        num_attention_heads=4, intermediate_size=128, num_labels=10,
+    )  # fmt: skip
     args = TrainingArguments(
         output_dir="runs/transformers", num_train_epochs=8, per_device_train_batch_size=32,
         gradient_accumulation_steps=2, learning_rate=3e-3, use_cpu=True, report_to="none", save_strategy="no",
