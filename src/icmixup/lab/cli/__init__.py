@@ -9,6 +9,8 @@ each command imports what it needs.
 from __future__ import annotations
 
 import errno
+import functools
+import operator
 import os
 import signal
 import sys
@@ -17,6 +19,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from importlib import import_module
 from typing import Annotated, Any
 
 from icmixup._install import install_hint
@@ -51,6 +54,7 @@ COMMANDS = (
     "analyse",
     "data",
 )
+WITH_RECIPE = ("compare", "train")  # their defaults come from a recipe, which depends on data and flags
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -127,44 +131,25 @@ def run_command(args: Sequence[str]) -> int:
         similar = get_close_matches(args[0], COMMANDS, n=1)
         hint = f"did you mean {similar[0]}? " if similar else ""
         raise ValueError(f"unknown command {args[0]!r}; {hint}the commands are {', '.join(COMMANDS)}")
-    from icmixup.lab.cli import (
-        analyse,
-        compare,
-        data,
-        evaluate,
-        export,
-        paper,
-        predict,
-        report,
-        retrain,
-        train,
-    )
     from icmixup.lab.cli.pretrained import recipe_for
     from icmixup.lab.cli.shared import default_recipe, requested_recipe
 
     name = requested_recipe(args)
     flags = parse(args or ["--help"], name or "quick")
-    if isinstance(flags, compare.CompareFlags | train.TrainFlags):
-        recipe = name or recipe_for(flags.dataset, flags.pretrained)
-        recipe = recipe or default_recipe(flags.dataset, flags.where.device)
-        if recipe != (name or "quick"):  # parsed again with the defaults of that recipe
-            flags = parse(args, recipe)
-        if isinstance(flags, compare.CompareFlags):
-            return compare.run_compare(flags, recipe)
-        return train.run_train(flags, recipe)
-    if isinstance(flags, retrain.RetrainFlags):
-        return retrain.run_retrain(flags)
-    if isinstance(flags, paper.PaperFlags):
-        return paper.run_paper(flags)
-    if isinstance(flags, predict.PredictFlags):
-        return predict.run_predict(flags)
-    if isinstance(flags, report.ReportFlags):
-        return report.run_report(flags)
-    if isinstance(flags, export.ExportFlags):
-        return export.run_export(flags)
-    if isinstance(flags, evaluate.EvaluateFlags):
-        return evaluate.run_evaluate(flags)
-    return analyse.run_analyse(flags) if isinstance(flags, analyse.AnalyseFlags) else data.run_data(flags)
+    command = args[0]
+    run = getattr(command_module(command), f"run_{command}")
+    if command not in WITH_RECIPE:
+        return int(run(flags))
+    recipe = name or recipe_for(flags.dataset, flags.pretrained)
+    recipe = recipe or default_recipe(flags.dataset, flags.where.device)
+    if recipe != (name or "quick"):  # parsed again with the defaults of that recipe
+        flags = parse(args, recipe)
+    return int(run(flags, recipe))
+
+
+def command_module(name: str) -> Any:
+    """The module of a command: SUMMARY, HELP, the class NameFlags of its flags, and run_name."""
+    return import_module(f"icmixup.lab.cli.{name}")
 
 
 def parse(args: Sequence[str], recipe: str) -> Any:
@@ -172,38 +157,18 @@ def parse(args: Sequence[str], recipe: str) -> Any:
     import tyro
     from tyro import conf
 
-    from icmixup.lab.cli import (
-        analyse,
-        compare,
-        data,
-        evaluate,
-        export,
-        paper,
-        predict,
-        report,
-        retrain,
-        train,
-    )
     from icmixup.lab.cli.pretrained import start_recipe
 
-    def command(kind: type, module: Any, default: Any = None) -> Any:
-        name = module.__name__.rpartition(".")[2]
+    def command(name: str) -> Any:
+        module = command_module(name)
         text = module.HELP if args and args[0] == name else module.SUMMARY
-        given = {} if default is None else {"default": default}
-        return Annotated[kind, conf.subcommand(name=name, description=text, **given)]
+        given = {}
+        if name in WITH_RECIPE:
+            given["default"] = getattr(module, f"{name}_defaults")(start_recipe(recipe, args))
+        subcommand = conf.subcommand(name=name, description=text, **given)
+        return Annotated[getattr(module, f"{name.capitalize()}Flags"), subcommand]
 
-    commands = (
-        command(compare.CompareFlags, compare, compare.compare_defaults(start_recipe(recipe, args)))
-        | command(train.TrainFlags, train, train.train_defaults(start_recipe(recipe, args)))
-        | command(report.ReportFlags, report)
-        | command(retrain.RetrainFlags, retrain)
-        | command(predict.PredictFlags, predict)
-        | command(export.ExportFlags, export)
-        | command(evaluate.EvaluateFlags, evaluate)
-        | command(paper.PaperFlags, paper)
-        | command(analyse.AnalyseFlags, analyse)
-        | command(data.DataFlags, data)
-    )
+    commands = functools.reduce(operator.or_, map(command, COMMANDS))
     config = (conf.OmitArgPrefixes, conf.PositionalMetavarFromFieldName)
     return tyro.cli(commands, args=args, prog="icmixup", description=DESCRIPTION, config=config)
 
