@@ -4,8 +4,8 @@
     python bench/finetune.py --folder ... --timm-train ... --parts wall --models tf_efficientnet_lite0
 
 --folder has train/ and test/, each with one folder per class; photos that train.py cannot read, such as WebP,
-are written as JPEGs first, for both sides. train.py is not part of the timm package: take
-the file from the tag of the installed version (https://github.com/huggingface/pytorch-image-models).
+are written as JPEGs first, for both sides. train.py is not part of the timm package: take the file from the
+tag of the installed version (https://github.com/huggingface/pytorch-image-models).
 
 limits    images a second of the decoder, of the augmentation alone, and of the network's step alone
 speed     images a second of training, ours and train.py's with several settings; the best of them counts.
@@ -14,6 +14,8 @@ speed     images a second of training, ours and train.py's with several settings
           the better of two: over whole epochs, and without the start of each epoch
 wall      seconds of `icmixup compare` with four methods and three seeds, decoding included, beside one run of
           train.py, multiplied by the number of runs
+
+The column `seconds` is the time of an epoch, except for wall (a whole command).
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ TIMM_SUFFIXES = (".png", ".jpg", ".jpeg")
 QUALITY = 90  # of JPEGs, for photos that train.py does not read
 LOG_INTERVAL = 5  # updates of train.py between two lines
 PREFETCHED = 2  # batches that each process of a DataLoader has ready when an epoch starts
-UPDATE = re.compile(r"Train: (\d+) \[ *(\d+)/(\d+) .*?\([\d.]+s, +([\d.]+)/s\)")
+UPDATE = re.compile(r"Train: (\d+) \[ *(\d+)/(\d+) .*?\(([\d.]+)s, +([\d.]+)/s\).*Data: [\d.]+ \(([\d.]+)\)")
 # Of an H200, on paper: dense bfloat16 products, and memory.
 FLOPS_PER_SECOND, BYTES_PER_SECOND = 989e12, 4.8e12
 
@@ -144,7 +146,7 @@ def as_jpegs(folder: Path, target: Path) -> Path:
     copies = [(target / path.relative_to(folder)).with_suffix(".jpg") for path in paths]
     for parent in {copy.parent for copy in copies}:
         parent.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(count_cores(), mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(count_cores(), mp_context=get_context("fork")) as pool:
         list(pool.map(write_jpeg, paths, copies, chunksize=16))
     print(f"# {len(copies)} photos written as JPEGs of quality {QUALITY}: train.py reads no other formats")
     return target
@@ -207,9 +209,9 @@ def decode_photo(path: Path) -> None:
 
 
 def measure_decoder(bench: Bench, folder: Path) -> None:
-    """Pillow alone in one process per core, every photo to RGB bytes."""
+    """Pillow alone in one process per core, every photo to RGB bytes. They fork: CUDA is not in use yet."""
     paths, cores = list_photos(folder / "train"), count_cores()
-    with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(cores, mp_context=get_context("fork")) as pool:
         list(pool.map(decode_photo, paths[: 8 * cores]))  # all processes have started
         started = time.perf_counter()
         list(pool.map(decode_photo, paths, chunksize=16))
@@ -319,9 +321,11 @@ def count_work(model: str, image_size: int, classes: int = 50) -> Work:
     for layer in network.modules():
         if not list(layer.children()) and not isinstance(layer, nn.Identity):
             layer.register_forward_hook(add)
-    with FlopCounterMode(display=False) as counter:
-        network(torch.zeros(2, 3, image_size, image_size, device="meta")).sum().backward()
-    return Work(counter.get_total_flops() / 2, traffic / 2)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        network.eval()(torch.zeros(1, 3, image_size, image_size, device="meta"))
+    # Three products of equal size: the output, the gradients of the input and of the weights. The counter's
+    # own backward pass takes grouped convolutions for full ones.
+    return Work(3 * counter.get_total_flops(), traffic)
 
 
 # ---------------------------------------------------------------------------------------------- speed
@@ -362,7 +366,9 @@ class Update(NamedTuple):
     epoch: int
     number: int
     updates: int  # of the epoch
-    speed: float  # images a second since the start of the epoch, as printed
+    seconds: float  # of an update, on average over the epoch so far
+    speed: float  # images a second, likewise
+    waiting: float  # seconds of an update in which it waits for the loader, likewise
 
 
 class Finished(NamedTuple):
@@ -377,8 +383,8 @@ def parse_update(line: str, now: float) -> Update | None:
     found = UPDATE.search(line)
     if found is None:
         return None
-    epoch, number, updates, speed = found.groups()
-    return Update(now, int(epoch), int(number), int(updates), float(speed))
+    epoch, number, updates, *averages = found.groups()
+    return Update(now, int(epoch), int(number), int(updates), *map(float, averages))
 
 
 def run_process(command: Sequence[str], args: argparse.Namespace, folder: Path) -> Finished:
@@ -481,15 +487,18 @@ def measure_timm(bench: Bench, folder: Path, model: str, setting: str) -> None:
     # Without a test set, it looks for the loss instead of the accuracy.
     command += ["--epochs", str(args.speed_epochs), "--val-split", "", "--eval-metric", "loss"]
     finished = run_process(command, args, out)
+    speed = training_speed(finished.updates, args.batch_size, parse_setting(setting)[0])
+    images, last = len(list_photos(folder / "train")), finished.updates[-1]
+    print(f"# train.py waits for its loader in {100 * last.waiting / last.seconds:.0f} % of its last epoch")
     bench.write(
         part="speed",
         form="train.py",
         settings=setting,
         model=model,
-        images=len(list_photos(folder / "train")),
+        images=images,
         epochs=args.speed_epochs,
-        images_per_second=training_speed(finished.updates, args.batch_size, parse_setting(setting)[0]),
-        seconds=finished.seconds,
+        images_per_second=speed,
+        seconds=images / speed,
     )
 
 
@@ -657,7 +666,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--copies", type=int, default=8, help="of each training photo; limits and speed")
     parser.add_argument("--method", default="erm", help="of limits and speed")
     parser.add_argument("--seconds", type=float, default=8.0, help="least time of each of our measurements")
-    parser.add_argument("--speed-epochs", type=int, default=4, help="of train.py; speed")
+    parser.add_argument("--speed-epochs", type=int, default=3, help="of train.py; speed")
     parser.add_argument("--epochs", type=int, default=10, help="of each run; wall")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), help="wall")
     parser.add_argument("--seeds", type=int, default=3, help="wall")
@@ -760,7 +769,7 @@ def main() -> None:
             measure_training(bench, data, folder, compiled=False)
         if "wall" in args.parts:
             measure_wall(bench)
-        if data is not None:
+        if data is not None and ("compiled" in args.forms or any(map(is_compiled, args.timm_settings))):
             measure_training(bench, data, folder, compiled=True)
 
 
