@@ -121,9 +121,8 @@ def attempt(what: str) -> Iterator[None]:
     started = time.perf_counter()
     try:
         yield
-    except Exception as error:
-        print(f"FAILED: {what}: {type(error).__name__}: {error}", flush=True)
-        traceback.print_exc()
+    except Exception:
+        print(f"FAILED: {what}\n{traceback.format_exc()}", flush=True)
     print(f"# {what}: {time.perf_counter() - started:.1f} s in all", flush=True)
     gc.collect()  # graphs hold memory until then
     if torch.cuda.is_available():
