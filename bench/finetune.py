@@ -130,9 +130,6 @@ def attempt(what: str) -> Iterator[None]:
             torch.cuda.empty_cache()
 
 
-# ---------------------------------------------------------------------------------------------- data
-
-
 def list_photos(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
 
@@ -197,9 +194,6 @@ def load_data(bench: Bench, folder: Path) -> Dataset:
         part="limits", form="decode once", images=count, images_per_second=count / seconds, seconds=seconds
     )
     return data.to(bench.device)
-
-
-# ---------------------------------------------------------------------------------------------- limits
 
 
 def decode_photo(path: Path) -> None:
@@ -325,9 +319,6 @@ def count_work(model: str, image_size: int, classes: int = 50) -> Work:
     # Three products of equal size: the output, the gradients of the input and of the weights. The counter's
     # own backward pass takes grouped convolutions for full ones.
     return Work(3 * counter.get_total_flops(), traffic)
-
-
-# ---------------------------------------------------------------------------------------------- speed
 
 
 def measure_ours(bench: Bench, data: Dataset, model: str, form: str) -> None:
@@ -501,9 +492,6 @@ def measure_timm(bench: Bench, folder: Path, model: str, setting: str) -> None:
     )
 
 
-# ---------------------------------------------------------------------------------------------- wall
-
-
 def weights_of(args: argparse.Namespace, model: str) -> Path | None:
     """The weights for a model, if --weights has any."""
     found = dict(text.split("=", 1) for text in args.weights)
@@ -566,9 +554,6 @@ def measure_compare(bench: Bench, model: str, workers: int) -> None:
         runs=len(args.methods) * args.seeds,
         seconds=finished.seconds,
     )
-
-
-# ---------------------------------------------------------------------------------------------- summary
 
 
 def find_rows(rows: Sequence[Row], part: str, model: str | None, form: str) -> list[Row]:
@@ -640,9 +625,6 @@ def print_wall(rows: Sequence[Row], model: str) -> None:
                 f"epochs with decoding; train.py {runs * one:.1f} s, which is ONE measured run of {one:.1f} "
                 f"s times {runs}: {runs * one / ours:.2f} times as long; target 4"
             )
-
-
-# ---------------------------------------------------------------------------------------------- main
 
 
 def parse_args() -> argparse.Namespace:
