@@ -539,14 +539,14 @@ def test_heads_on_features_of_birds_are_computed_from_their_rows() -> None:
             for row in found
             if (row["method"], row["imbalance"]) == (method, imbalance)
         }
-        assert sorted(own) == list(range(10))
+        assert sorted(own) == list(range(5))
         return list(own.values())
 
     printed = table_under("even, %", FINETUNING)
     assert {row[0] for row in printed} == {row["method"] for row in found}
     for method, *cells, tail, longer in printed:
-        assert cells == [spread(runs(method, imbalance)) for imbalance in ("1.0", "0.1", "0.03")]
-        for cell, imbalance in ((tail, "0.1"), (longer, "0.03")):
+        assert cells == [spread(runs(method, imbalance)) for imbalance in ("1.0", "0.1", "30.0")]
+        for cell, imbalance in ((tail, "0.1"), (longer, "30.0")):
             gap = fmean(runs(method, imbalance)) - fmean(runs("balanced", imbalance))
             assert cell.split(" [")[0] == ("" if method == "balanced" else f"{gap:+.1f}")
 
@@ -574,6 +574,5 @@ def test_crops_of_photos_are_computed_from_their_rows() -> None:
     printed = table_under("validation accuracy, %", PHOTOS)
     assert len(printed) == len(found)
     for (name, cell), (crop, accuracies) in zip(printed, found.items(), strict=True):
-        assert len(accuracies) == 3
         assert (f"crops of at least {crop}," in name) if crop else name.startswith("padding of 1 pixel")
         assert cell == spread(accuracies)

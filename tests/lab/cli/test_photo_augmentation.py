@@ -16,7 +16,7 @@ from icmixup.lab.cli import main, parse
 from icmixup.lab.cli.data import settle_augmentation
 from icmixup.lab.cli.shared import given_flags, requested_recipe
 from icmixup.lab.datasets import DataSpec, load_dataset
-from icmixup.lab.training.recipe import PHOTO_AUGMENTATION, QUICK, RECIPES, SMALLEST_PHOTO, Recipe
+from icmixup.lab.training.recipe import PHOTO_AUGMENTATION, RECIPES, SMALLEST_PHOTO, STRONG, Recipe
 
 FIELDS = ("random_resized_crop", "padding", "flip", "rotation")
 CROP = PHOTO_AUGMENTATION["random_resized_crop"]
@@ -40,7 +40,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settle(folder: str, args: list[str], size: int | None = None) -> Recipe:
     """The recipe that compare would use on a folder with these flags."""
     words = ["compare", folder, *args]
-    name = requested_recipe(words) or "quick"
+    name = requested_recipe(words) or "strong"
     data = load_dataset(DataSpec(folder, image_size=size), Path("none"))
     recipe = parse(words, name).shared_recipe()
     return settle_augmentation(recipe, data, name, given_flags(words))
@@ -54,17 +54,18 @@ def augmentation(recipe: Recipe) -> tuple[object, ...]:
     ("args", "expected"),
     [
         ([], (CROP, 0, True, 0.0)),
-        (["--recipe", "strong"], (CROP, 0, True, 0.0)),
+        (["--recipe", "quick"], (None, 1, False, 10.0)),
+        (["--recipe", "quick", "--random-resized-crop", "0.5"], (0.5, 1, False, 10.0)),
         (["--recipe", "long-tail"], (CROP, 0, True, 0.0)),
         (["--recipe", "paper"], (None, 4, True, 15.0)),
         (["--recipe", "finetune"], (0.2, 0, True, 0.0)),
         (["--recipe", "finetune", "--random-resized-crop", "0"], (None, 0, True, 0.0)),
         (["--random-resized-crop", "0.5"], (0.5, 0, True, 0.0)),
-        (["--random-resized-crop=0"], (None, 1, False, 10.0)),
-        (["--random_resized_crop", "0"], (None, 1, False, 10.0)),
-        (["--padding", "1"], (None, 1, False, 10.0)),
-        (["--padding", "8", "--flip"], (None, 8, True, 10.0)),
-        (["--padding", "0", "--random-resized-crop", "0.7"], (0.7, 0, False, 10.0)),
+        (["--random-resized-crop=0"], (None, 4, True, 0.0)),
+        (["--random_resized_crop", "0"], (None, 4, True, 0.0)),
+        (["--padding", "4"], (None, 4, True, 0.0)),
+        (["--padding=8", "--no-flip"], (None, 8, False, 0.0)),
+        (["--padding", "2", "--random-resized-crop", "0.7"], (0.7, 2, True, 0.0)),
         (["--no-flip", "--rotation", "5"], (CROP, 0, False, 5.0)),
     ],
     ids=str,
@@ -82,18 +83,18 @@ def test_images_are_photos_from_the_size_that_the_network_sees(
     photos: Path, side: int, is_photo: bool
 ) -> None:
     found = augmentation(settle(str(photos), [], size=side))
-    assert found == (tuple(PHOTO_AUGMENTATION.values()) if is_photo else augmentation(QUICK))
+    assert found == (tuple(PHOTO_AUGMENTATION.values()) if is_photo else augmentation(STRONG))
 
 
 def test_named_datasets_keep_their_recipe_at_any_size() -> None:
-    assert augmentation(settle("digits", [], size=SMALLEST_PHOTO)) == augmentation(QUICK)
+    assert augmentation(settle("digits", [], size=SMALLEST_PHOTO)) == augmentation(STRONG)
 
 
 def test_features_are_not_photos(tmp_path: Path) -> None:
     path = tmp_path / "features.npz"
     rows, labels = np.random.default_rng(0).normal(size=(8, 100)), np.arange(8) % 2
     np.savez(path, train_features=rows, train_labels=labels, test_features=rows, test_labels=labels)
-    assert augmentation(settle(str(path), ["--recipe", "quick"])) == augmentation(QUICK)
+    assert augmentation(settle(str(path), [])) == augmentation(STRONG)
 
 
 def test_the_augmentation_of_photos_is_printed_and_recorded(
@@ -101,7 +102,7 @@ def test_the_augmentation_of_photos_is_printed_and_recorded(
 ) -> None:
     args = ["compare", str(photos), "--methods", "erm", "--seeds", "1", "--epochs", "1", "--batch-size", "4"]
     args += ["--image-size", "72", "--device", "cpu", "--workers", "1", "--no-report", "--out", str(tmp_path)]
-    args += ["--data-dir", str(tmp_path / "data")]
+    args += ["--data-dir", str(tmp_path / "data"), "--recipe", "strong", "--model", "small-cnn"]
     assert main(args) == 0
     said = " ".join(capsys.readouterr().err.split())
     crop = f"random resized crop of {CROP:g} to 1 of the area, horizontal flip"
