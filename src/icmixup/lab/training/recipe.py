@@ -599,8 +599,8 @@ HEAD = Recipe(
     rotation=0.0,
     eval_every=60,
 )
-# Photos, with recipes that were made for small images: padding of 4 hardly changes 224 pixels. Not with quick,
-# whose few steps showed no gain (results/photo_crop.csv, docs/photos.md).
+# Photos, with recipes for small images: padding by 4 hardly changes 224 pixels. Not with quick, whose short
+# runs showed no clear gain (results/photo_crop.csv, docs/photos.md).
 PHOTO_AUGMENTATION: dict[str, Any] = {
     "random_resized_crop": 0.35,
     "padding": 0,
