@@ -50,9 +50,9 @@ def mean_or_difference(one: Standing) -> str:
     return f"{one.mean:.1f} %" if one.difference is None else str(one.difference)
 
 
-def accuracies(measure: str = "accuracy", **fields: str) -> list[float]:
-    """A measure of the rows of results/runs.csv with these fields, ordered by seed."""
-    with (ROOT / "results" / "runs.csv").open(newline="") as file:
+def accuracies(measure: str = "accuracy", rows_of: str = "runs.csv", **fields: str) -> list[float]:
+    """A measure of the rows of a file in results/ with these fields, ordered by seed."""
+    with (ROOT / "results" / rows_of).open(newline="") as file:
         found = [row for row in csv.DictReader(file) if fields.items() <= row.items()]
     return [float(row[measure]) for row in sorted(found, key=lambda row: int(row["seed"]))]
 
@@ -351,15 +351,24 @@ README_TABLE = {
     "LT-CIFAR100 0.01, ResNet-18, CutMix": ("cifar100", STRONG, CUTMIX),
     "LT-CIFAR100 0.01, ResNet-32, CutMix": ("cifar100", STRONG, CUTMIX),
     "LT-CIFAR100 0.01, ResNet-32": ("cifar100", PAPERS_RECIPE | {"imbalance": "0.01"}, MIXUP),
-    "LT-CIFAR100 0.01, ResNet-34": ("cifar100", PAPERS_RECIPE | {"imbalance": "0.01"}, MIXUP),
     "LT-CIFAR10 0.01, ResNet-32": ("cifar10", PAPERS_RECIPE | {"imbalance": "0.01"}, MIXUP),
-    "LT-CIFAR10 0.1, ResNet-32": ("cifar10", PAPERS_RECIPE | {"imbalance": "0.1"}, MIXUP),
     "CIFAR-100 10 %, ResNet-34": ("cifar100", PAPERS_RECIPE | {"fraction": "0.1"}, MIXUP),
     "CIFAR-100 10 %, ResNet-34, RegMixup": ("cifar100", PAPERS_RECIPE | {"fraction": "0.1"}, REGMIXUP),
     "CIFAR-100 25 %, ResNet-34": ("cifar100", PAPERS_RECIPE | {"fraction": "0.25"}, MIXUP),
     "CIFAR-100 50 %, ResNet-34": ("cifar100", PAPERS_RECIPE | {"fraction": "0.5"}, MIXUP),
     "CIFAR-100, ResNet-34": ("cifar100", PAPERS_RECIPE | {"fraction": "1.0", "imbalance": "1.0"}, MIXUP),
     "CIFAR-10, 50 per class, ResNet-34, RegMixup": ("cifar10-notwins", PAPERS_RECIPE, REGMIXUP),
+    "LT birds 0.1, EfficientNet, head": ("birds", {"rows_of": "birds_head.csv", "imbalance": "0.1"}, MIXUP),
+    "LT birds 0.1, EfficientNet, fine-tuned": (
+        "birds",
+        {"rows_of": "birds_finetune.csv", "imbalance": "0.1"},
+        MIXUP,
+    ),
+    "birds, EfficientNet, fine-tuned": (
+        "birds",
+        {"rows_of": "birds_finetune.csv", "imbalance": "1.0"},
+        MIXUP,
+    ),
 }
 
 
@@ -369,10 +378,9 @@ def difference(one: list[float], other: list[float]) -> str:
 
 def readme_line(setting: str) -> list[str]:
     dataset, fields, names = README_TABLE[setting]
-    model = re.search(r"ResNet-\d+", setting)[0].replace("-", "").lower()  # type: ignore[index]
-    mixup, infinite, adjusted = (
-        accuracies(method=name, dataset=dataset, model=model, **fields) for name in names
-    )
+    if found := re.search(r"ResNet-\d+", setting):
+        fields = fields | {"model": found[0].replace("-", "").lower()}
+    mixup, infinite, adjusted = (accuracies(method=name, dataset=dataset, **fields) for name in names)
     seeds = min(len(mixup), len(infinite))  # methods are compared on the seeds that both have
     infinite = infinite[:seeds]
     cells = [str(seeds), spread(mixup), spread(infinite), difference(infinite, mixup)]
@@ -549,6 +557,21 @@ def test_heads_on_features_of_birds_are_computed_from_their_rows() -> None:
         for cell, imbalance in ((tail, "0.1"), (longer, "30.0")):
             gap = fmean(runs(method, imbalance)) - fmean(runs("balanced", imbalance))
             assert cell.split(" [")[0] == ("" if method == "balanced" else f"{gap:+.1f}")
+
+
+def test_fine_tuned_birds_are_computed_from_their_rows() -> None:
+    def runs(method: str, imbalance: str, measure: str = "accuracy") -> list[float]:
+        return accuracies(measure, "birds_finetune.csv", method=method, imbalance=imbalance)
+
+    printed = table_under("fine-tuned, even", FINETUNING)
+    assert {row[0] for row in printed} == {row["method"] for row in csv_rows("birds_finetune.csv")}
+    for method, even, tail, few, *gaps in printed:
+        on_even, on_tail = runs(method, "1.0"), runs(method, "0.1")
+        assert (even, tail) == (spread(on_even) if on_even else "", spread(on_tail))
+        assert few == f"{fmean(runs(method, '0.1', 'few')):.1f}"
+        for cell, found, imbalance in zip(gaps, (on_even, on_tail), ("1.0", "0.1"), strict=True):
+            gap = f"{fmean(found) - fmean(runs('mixup', imbalance)):+.1f}" if found else ""
+            assert cell.split(" [")[0] == ("" if method == "mixup" else gap)
 
 
 def test_the_search_of_the_recipe_head_is_computed_from_its_rows() -> None:
