@@ -59,6 +59,11 @@ def shift(image: Tensor) -> Tensor:
     return image.roll(int(torch.randint(3, ())), dims=2)
 
 
+ONE_NET = Net(3)
+BACKBONE = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+STATISTICS = nn.BatchNorm1d(4, affine=False)
+
+
 def run(out: Path, **changes: Any) -> Any:
     given = {"train": (ROWS, LABELS), "test": (TEST_ROWS, LABELS), "model": Net, "methods": ["erm"]}
     return compare(**{**given, **QUICK, "out": out, **changes})
@@ -267,6 +272,9 @@ def test_tuning_is_part_of_the_result(tmp_path: Path) -> None:
         ({"model": 3}, "a name or a function that builds a network, got 3"),
         ({"model": lambda: Net(5)}, r"must return \(2, 3\) scores .* got \(2, 5\)"),
         ({"model": lambda width, depth: Net(3)}, "it takes width, depth"),
+        ({"model": lambda: ONE_NET}, "two calls share layers.1.weight and others: a run would start from"),
+        ({"model": lambda: nn.Sequential(BACKBONE, nn.Linear(4, 3))}, "two calls share 0.0.weight and others"),
+        ({"model": lambda: nn.Sequential(STATISTICS, nn.Linear(4, 3))}, "two calls share 0: a run would"),
         ({"model": "small-cnn"}, r"takes images, but inputs are \(4,\)"),
         ({"model": "resnet999"}, "no model 'resnet999'"),
         ({"methods": "erm"}, "list of names or Method objects"),

@@ -34,7 +34,7 @@ from icmixup.lab.comparison.tuning import Trial, tune_methods, write_tuning
 from icmixup.lab.datasets import Dataset, Examples
 from icmixup.lab.datasets.arrays import Data, Transform, make_dataset
 from icmixup.lab.models import MODELS, build_model, find_builder, is_own
-from icmixup.lab.models.own import ModelFactory, OwnModel, check_factory, factory_name
+from icmixup.lab.models.own import ModelFactory, OwnModel, check_factory, check_separate, factory_name
 from icmixup.lab.sweep import check_execution, describe_reuse, find_finished
 from icmixup.lab.sweep.budget import work
 from icmixup.lab.sweep.progress import Display
@@ -394,7 +394,7 @@ def check_classifier(methods: Sequence[str], network: str) -> None:
 
 
 def check_network(recipe: Recipe, data: Dataset) -> None:
-    """Raise an error if the network does not give one score per class."""
+    """Raise an error if the network does not give one score per class, or is not new in every run."""
     images = data.train.images
     if not is_own(recipe.model):
         find_builder(recipe.model)
@@ -404,7 +404,11 @@ def check_network(recipe: Recipe, data: Dataset) -> None:
                 "that builds your network as model"
             )
     channels, size = images.shape[1], images.shape[-1]
-    model = build_model(recipe.model, data.num_classes, channels=channels, seed=recipe.seed, image_size=size)
+    model, another = (
+        build_model(recipe.model, data.num_classes, channels=channels, seed=recipe.seed, image_size=size)
+        for _ in range(2)
+    )
+    check_separate(model, another)
     scores = probe_scores(model, data)
     wanted = (min(2, len(data.train)), data.num_classes)
     if not isinstance(scores, torch.Tensor) or tuple(scores.shape) != wanted:
