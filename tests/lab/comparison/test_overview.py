@@ -25,9 +25,13 @@ NAMES = ("cat", "dog", "eel")
 
 
 def made(test_labels: list[int], train: int = 30) -> Dataset:
-    images = torch.zeros(train, 3, 8, 8, dtype=torch.uint8)
-    test = Split(torch.zeros(len(test_labels), 3, 8, 8, dtype=torch.uint8), torch.tensor(test_labels))
+    drawn = torch.Generator().manual_seed(0)
+    images, tested = (
+        torch.randint(256, (number, 3, 8, 8), dtype=torch.uint8, generator=drawn)
+        for number in (train, len(test_labels))
+    )
     labels = torch.arange(train) % 3
+    test = Split(tested, torch.tensor(test_labels))
     return Dataset("made", Split(images, labels), test, NAMES, (0.5,) * 3, (0.2,) * 3)
 
 
@@ -60,6 +64,19 @@ def test_data_that_cannot_answer_is_warned_about() -> None:
     assert "20 epochs of 30 images: 20 steps of the optimizer, fewer than 300" in steps
     assert missing == "1 of 3 classes have no test images: dog"
     assert find_warnings(dataclasses.replace(QUICK, epochs=300), made([0, 1, 2] * 400)) == []
+
+
+def test_test_images_that_were_trained_on_are_counted() -> None:
+    clean = made([0, 1, 2] * 400)
+    images = clean.test.images.clone()
+    images[:3] = clean.train.images[0]  # its label is 0, theirs are 0, 1 and 2
+    leaking = dataclasses.replace(clean, test=dataclasses.replace(clean.test, images=images))
+    (warning,) = find_warnings(dataclasses.replace(QUICK, epochs=300), leaking)
+    assert warning.startswith(
+        "3 of 1,200 test images are identical to a training image, 2 of them with another label"
+    )
+    (warning,) = find_warnings(dataclasses.replace(QUICK, epochs=300, folds=5), leaking, 1230)
+    assert warning.startswith("4 of 1,230 images are identical to another one")
 
 
 def written(runs: Path, name: str, labels: list[int], predicted: list[int]) -> None:

@@ -72,6 +72,7 @@ def run_train(flags: TrainFlags, recipe_name: str) -> int:
     """Train, and print one line."""
     recipe = resolve_recipe(flags.run_recipe(), recipe_name)
     from icmixup.lab.cli.data import load_data, settle_image_size
+    from icmixup.lab.comparison.overview import describe_leak
     from icmixup.lab.models import find_builder
     from icmixup.lab.sweep import delete_runs, describe_reuse, find_finished
     from icmixup.lab.sweep.progress import Display
@@ -96,6 +97,8 @@ def run_train(flags: TrainFlags, recipe_name: str) -> int:
         f"recipe {recipe_name}: {recipe.method} with {recipe.model}, {count(recipe.epochs, 'epoch')} of "
         f"{count(len(data.train), 'image')} of {recipe.dataset}, on {device.type}"
     )
+    if leak := describe_leak(data):
+        print_note(f"warning: {leak}")
     finished = find_finished([recipe], execution)
     with Display([recipe], stderr_console(), finished=finished, quiet_seconds=FIRST_LINES) as display:
         row = train(recipe, execution, functools.partial(display.update, recipe))

@@ -14,15 +14,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
-from icmixup.lab.datasets.examples import Examples, Indexable, read_item, seeded_generators
+from icmixup.lab.datasets.examples import (
+    Examples,
+    Indexable,
+    is_channels_last,
+    read_item,
+    seeded_generators,
+)
 from icmixup.lab.datasets.subsets import Dataset, Split, measure_statistics
 
 Array = Tensor | npt.NDArray[np.generic]
 Data = tuple[Array, Array] | Indexable
 Transform = Callable[[Tensor], object]
-CHANNELS = (1, 3)
 NAMED = 10  # labels that an error message lists
 
 
@@ -94,8 +99,7 @@ def as_inputs(part: str, values: Array) -> Tensor:
         return tensor.float()
     if array.ndim == 3:
         return tensor[:, None]
-    channels_last = array.shape[1] not in CHANNELS and array.shape[3] in CHANNELS
-    return tensor.permute(0, 3, 1, 2).contiguous() if channels_last else tensor
+    return tensor.permute(0, 3, 1, 2).contiguous() if is_channels_last(array.shape[1:]) else tensor
 
 
 def as_labels(part: str, values: object) -> Tensor:
@@ -112,10 +116,12 @@ def as_labels(part: str, values: object) -> Tensor:
 
 def read_examples(part: str, source: Indexable, transform: Transform | None) -> Split:
     """A torch Dataset as a split; every item is read once for its label."""
-    if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+    iterable = isinstance(source, IterableDataset)
+    if iterable or not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise ValueError(
             f"{part} must be (inputs, labels) or a torch Dataset with __len__ and __getitem__, got "
-            f"{type(source).__name__}"
+            f"{type(source).__name__}{', which can only be iterated over' if iterable else ''}; list(...) of "
+            "what it yields is one, if it fits into memory"
         )
     if len(source) == 0:
         raise ValueError(f"{part} is empty")

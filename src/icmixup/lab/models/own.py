@@ -71,8 +71,8 @@ def check_separate(first: nn.Module, second: nn.Module) -> None:
     if shared:
         raise ValueError(
             "model must build a network with weights of its own whenever it is called, but two calls share "
-            f"{shared[0] or 'the network itself'}{' and others' if len(shared) > 1 else ''}: a run would start "
-            "from weights that another one trained; create all modules inside the function, or use "
+            f"{shared[0] or 'the network itself'}{' and others' if len(shared) > 1 else ''}: a run would "
+            "start from weights that another one trained; create all modules inside the function, or use "
             "copy.deepcopy there"
         )
 
