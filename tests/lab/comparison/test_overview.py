@@ -148,6 +148,23 @@ def test_two_comparisons_have_two_folders_and_share_their_runs(
     assert {row["method"] for row in rows} == {"erm"}
 
 
+def test_a_second_comparison_of_one_name_leaves_no_file_of_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A confusion matrix of other runs beside the new table would be read as part of it."""
+    common = ["compare", "digits", "--per-class", "20", "--epochs", "1", "--seeds", "1", "--workers", "1"]
+    common += ["--device", "cpu", "--out", str(tmp_path), "--name", "mine"]
+    assert main([*common, "--methods", "erm", "mixup"]) == 0
+    files = {path.name for path in (tmp_path / "mine").iterdir()}
+    assert main([*common, "--methods", "erm", "mixup", "--no-report"]) == 0
+    assert {path.name for path in (tmp_path / "mine").iterdir()} == files
+    assert "replaced" not in capsys.readouterr().err
+    assert main([*common, "--methods", "mixup", "--no-report"]) == 0
+    assert "mine had a comparison of other runs, which is replaced" in capsys.readouterr().err
+    left = files - {path.name for path in (tmp_path / "mine").iterdir()}
+    assert left == {"confusion.erm.csv", "report.html"}
+
+
 def test_a_name_follows_everything_that_defines_a_comparison() -> None:
     plain = (TINY, "quick", ("erm", "mixup"), (0, 1), "mixup", "abc")
     names = {

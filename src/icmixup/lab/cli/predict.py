@@ -45,6 +45,7 @@ class PredictFlags:
 
 def run_predict(flags: PredictFlags) -> int:
     """Classify all images, write the CSV."""
+    from icmixup.lab.datasets.folder import printable
     from icmixup.lab.training.ranks import pick_device
     from icmixup.lab.training.trained import list_images, load_trained
 
@@ -55,7 +56,7 @@ def run_predict(flags: PredictFlags) -> int:
     skipped: list[ValueError] = []
     found = trained.predict(paths, skipped.append)
     for reason in skipped:
-        print_note(str(reason))
+        print_note(printable(str(reason)))
     if not found:
         raise ValueError(f"none of the {count(len(paths), 'file')} could be read")
     write_rows(found, flags.to)
@@ -68,10 +69,12 @@ def write_rows(found: list[Prediction], to: Path | None) -> None:
     writer.writerow(("file", "class", "probability"))
     writer.writerows((file, name, f"{probability:.6f}") for file, name, probability in found)
     if to is None:
+        if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may have bytes that are not UTF-8
+            sys.stdout.reconfigure(errors="surrogateescape")
         sys.stdout.write(text.getvalue())
     else:
         from icmixup.lab.training.run_folder import write_atomically
 
         to.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(to, text.getvalue().encode())
+        write_atomically(to, text.getvalue().encode(errors="surrogateescape"))
         print_note(f"written: {to}, {count(len(found), 'image')}")

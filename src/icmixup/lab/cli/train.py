@@ -74,13 +74,14 @@ def run_train(flags: TrainFlags, recipe_name: str) -> int:
     from icmixup.lab.cli.data import load_data, settle_image_size
     from icmixup.lab.comparison.overview import describe_leak
     from icmixup.lab.models import find_builder
-    from icmixup.lab.sweep import delete_runs, describe_reuse, find_finished
+    from icmixup.lab.sweep import check_out, delete_runs, describe_reuse, find_finished
     from icmixup.lab.sweep.progress import Display
     from icmixup.lab.training.loop import train
     from icmixup.lab.training.ranks import pick_device, world_size
 
     if world_size() > 1 and flags.where.fresh:
         raise ValueError("--fresh is not available under torchrun; use another --out folder")
+    check_out(flags.out)
     device = pick_device(flags.where.device)
     if recipe.model != LINEAR:
         find_builder(recipe.model)  # a mistyped name is reported before the data is read
