@@ -322,6 +322,7 @@ def test_tuning_is_part_of_the_result(tmp_path: Path) -> None:
         ({"methods": ["erm", "cutmix"]}, r"cutmix cannot mix inputs of shape \(4,\)"),
         ({"methods": {"mixup": "erm"}}, "'mixup' belongs to another method"),
         ({"methods": {"a/b": "erm"}}, "folders are named after it, got 'a/b'"),
+        ({"class_names": ["a", "b", "a"]}, "class_names has 'a' more than once"),
         ({"baseline": "remix"}, "baseline 'remix' is not among the methods"),
         ({"epoch": 3}, "no setting 'epoch'; did you mean epochs"),
         ({"padding": 2}, "padding would have no effect"),

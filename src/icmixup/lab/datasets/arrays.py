@@ -168,6 +168,9 @@ def check_labels(train: Tensor, test: Tensor, class_names: Sequence[str] | None)
         raise ValueError(
             f"labels must be 0 to {count - 1} without gaps, but train has no example of {name_some(empty)}"
         )
+    if class_names is not None and len(set(class_names)) < count:
+        twice = next(name for name in class_names if list(class_names).count(name) > 1)
+        raise ValueError(f"class_names has {twice!r} more than once; every class needs a name of its own")
     if max(seen) >= count:
         raise ValueError(f"the highest label is {max(seen)}, but there are {count} class_names")
     if count < 2:
