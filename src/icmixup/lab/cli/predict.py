@@ -38,7 +38,7 @@ class PredictFlags:
     to: Path | None = None
     """CSV file to write; standard output by default."""
     device: str | None = None
-    """cpu, cuda, cuda:1 or mps; a GPU if there is one by default."""
+    """cpu, cuda or cuda:1; a GPU if there is one by default."""
     debug: Flag = False
     """Show a traceback with an error."""
 

@@ -116,6 +116,11 @@ def list_images(paths: Sequence[Path]) -> Iterator[Path]:
     """Image files: those named, and all inside of folders that are named, in a fixed order."""
     for path in paths:
         if path.is_dir():
+            if (path / "recipe.json").exists():
+                raise ValueError(
+                    f"{path} is the folder of a run, not of images; pass one run, and images after it (a "
+                    "pattern such as runs/photos.* can match several runs)"
+                )
             inside = find_images(path)
             if not inside:
                 raise ValueError(f"{path} contains no image files")
