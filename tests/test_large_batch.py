@@ -53,6 +53,12 @@ class Counter(nn.Module):
         return rows * (1 + 0.1 * self.runs)
 
 
+class Doubled(nn.Module):
+    def forward(self, rows: Tensor) -> Tensor:
+        rows *= 2
+        return rows
+
+
 @PARTS
 def test_any_number_of_parts_gives_the_loss_and_gradient_of_one_pass(part_size: int, parts: int) -> None:
     inputs, loss = make_batch()

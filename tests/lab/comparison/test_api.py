@@ -257,6 +257,58 @@ def test_a_script_without_a_main_block_is_told_to_add_one(tmp_path: Path) -> Non
     assert 'must call compare under if __name__ == "__main__":' in done.stderr.splitlines()[-1]
 
 
+class InPlaceNet(Net):
+    def forward(self, inputs: Tensor) -> Tensor:
+        inputs *= 2
+        return super().forward(inputs)
+
+
+class DoubledNet(Net):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs * 2)
+
+
+def double_in_place(inputs: Tensor) -> Tensor:
+    inputs *= 2
+    return inputs
+
+
+def double(inputs: Tensor) -> Tensor:
+    return inputs * 2
+
+
+@pytest.mark.parametrize(
+    ("in_place", "pure"),
+    [
+        ({"model": InPlaceNet}, {"model": DoubledNet}),
+        (
+            {"transform": double_in_place, "test_transform": double_in_place},
+            {"transform": double, "test_transform": double},
+        ),
+    ],
+    ids=["network", "transform"],
+)
+def test_what_changes_its_input_in_place_does_not_change_the_data(
+    tmp_path: Path, in_place: dict[str, Any], pure: dict[str, Any]
+) -> None:
+    """The next run would train and test on other data than the first."""
+    rows = ROWS.astype(np.float32)
+    results = [
+        run(
+            tmp_path / name,
+            train=(rows, LABELS),
+            test=(rows + 0.5, LABELS),
+            eval_every=1,
+            epochs=3,
+            **changes,
+        )
+        for name, changes in (("in place", in_place), ("pure", pure))
+    ]
+    nll = [[row["nll"] for row in result.comparison.rows] for result in results]
+    assert nll[0] == nll[1]
+    np.testing.assert_array_equal(rows, ROWS.astype(np.float32))
+
+
 def test_warnings_about_data_and_settings_are_printed_and_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -122,7 +122,8 @@ def read_item(
             "dataset in one that returns such pairs"
         )
     found = as_input(item[0], row)
-    return (found if transform is None else as_input(transform(found), row)), item[1]
+    # A copy, since transforms may work in place, and the item may be a view of the user's data.
+    return (found if transform is None else as_input(transform(found.clone()), row)), item[1]
 
 
 def as_input(value: object, row: int) -> Tensor:
