@@ -131,6 +131,19 @@ def test_running_statistics_are_those_of_one_forward_a_part(part_size: int, part
         torch.testing.assert_close(ours, plain)
 
 
+@PARTS
+def test_a_model_that_changes_its_inputs_in_place_has_the_same_gradient(part_size: int, parts: int) -> None:
+    inputs, loss = make_batch()
+    inputs, whole = inputs.double(), nn.Sequential(Doubled(), make_model())
+    value = loss(whole(inputs.clone()))
+    value.backward()
+    in_parts = copy.deepcopy(whole)
+    in_parts.zero_grad()
+    again = cached_backward(in_parts, inputs.clone(), loss, part_size=part_size)
+    torch.testing.assert_close(again, value.detach())
+    torch.testing.assert_close(gradients(in_parts), gradients(whole))
+
+
 def test_gradients_are_added_to_those_that_are_there() -> None:
     inputs, loss = make_batch()
     inputs, model = inputs.double(), make_model()
