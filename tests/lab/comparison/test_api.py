@@ -365,6 +365,15 @@ def test_tuning_is_part_of_the_result(tmp_path: Path) -> None:
             "two calls share 0.0.weight and others",
         ),
         ({"model": lambda: nn.Sequential(STATISTICS, nn.Linear(4, 3))}, "two calls share 0: a run would"),
+        (
+            {"model": lambda: nn.Sequential(Net(3), nn.Softmax(dim=1))},
+            "returns probabilities.*remove its softmax",
+        ),
+        (
+            {"model": lambda: Net(3).double()},
+            "weights of the network are torch.float64, but inputs are float32",
+        ),
+        ({"model": lambda: Net(3).requires_grad_(False)}, "no weights that require a gradient"),
         ({"model": "small-cnn"}, r"takes images, but inputs are \(4,\)"),
         ({"model": "resnet999"}, "no model 'resnet999'"),
         ({"methods": "erm"}, "list of names or Method objects"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import multiprocessing
 import re
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.console import Console
+from torch import nn
 
 from icmixup._checks import check_choice
 from icmixup.lab.comparison.classes import write_class_files
@@ -448,11 +450,16 @@ def check_network(recipe: Recipe, data: Dataset) -> None:
                 "that builds your network as model"
             )
     channels, size = images.shape[1], images.shape[-1]
-    model, another = (
-        build_model(recipe.model, data.num_classes, channels=channels, seed=recipe.seed, image_size=size)
-        for _ in range(2)
+    build = functools.partial(
+        *(build_model, recipe.model, data.num_classes),
+        channels=channels,
+        seed=recipe.seed,
+        image_size=size,
     )
-    check_separate(model, another)
+    model = build()
+    if is_own(recipe.model):
+        check_separate(model, build())
+        check_weights(model)
     scores = probe_scores(model, data)
     wanted = (min(2, len(data.train)), data.num_classes)
     if not isinstance(scores, torch.Tensor) or tuple(scores.shape) != wanted:
@@ -461,3 +468,32 @@ def check_network(recipe: Recipe, data: Dataset) -> None:
             f"the network must return {wanted} scores for {wanted[0]} examples of {data.num_classes} "
             f"classes, got {got}"
         )
+    check_scores(scores)
+
+
+def check_weights(model: nn.Module) -> None:
+    """Raise an error for a network that cannot be trained, or not on float32 inputs."""
+    if not any(weight.requires_grad for weight in model.parameters()):
+        raise ValueError("the network has no weights that require a gradient, so there is nothing to train")
+    if all(weight.dtype in (torch.float16, torch.float64) for weight in model.parameters()):
+        kind = next(model.parameters()).dtype
+        raise ValueError(
+            f"the weights of the network are {kind}, but inputs are float32; build it in float32 (check "
+            'torch.set_default_dtype), and set precision="bfloat16" for autocast'
+        )
+
+
+def check_scores(scores: torch.Tensor) -> None:
+    """Raise an error for probabilities and their logarithms.
+
+    Every loss applies a softmax of its own, and the pair axis compares scores of different images, which a
+    log_softmax shifts.
+    """
+    rows = scores.double()
+    for kind, softmax, shares in (("", "softmax", rows), ("log-", "log_softmax", rows.exp())):
+        sums = shares.sum(dim=1)
+        if bool((shares >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-4):
+            raise ValueError(
+                f"the network returns {kind}probabilities; it must return the scores (logits) before them: "
+                f"remove its {softmax}"
+            )
