@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import multiprocessing
 import re
 import sys
@@ -450,12 +449,11 @@ def check_network(recipe: Recipe, data: Dataset) -> None:
                 "that builds your network as model"
             )
     channels, size = images.shape[1], images.shape[-1]
-    build = functools.partial(
-        *(build_model, recipe.model, data.num_classes),
-        channels=channels,
-        seed=recipe.seed,
-        image_size=size,
-    )
+
+    def build() -> nn.Module:
+        name, classes, seed = recipe.model, data.num_classes, recipe.seed
+        return build_model(name, classes, channels=channels, seed=seed, image_size=size)
+
     model = build()
     if is_own(recipe.model):
         check_separate(model, build())
