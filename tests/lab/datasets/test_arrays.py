@@ -176,6 +176,17 @@ def test_bad_data_is_an_error_that_names_the_numbers(train: Any, test: Any, mess
         make_dataset("own", train, test)
 
 
+def test_data_frames_with_columns_in_another_order_are_refused() -> None:
+    pandas = pytest.importorskip("pandas")
+    train = pandas.DataFrame({"width": np.arange(12.0), "height": np.ones(12)})
+    data = make_dataset("own", (train, LABELS), (train, LABELS))
+    torch.testing.assert_close(data.train.images, torch.from_numpy(train.to_numpy()).float())
+    with pytest.raises(ValueError, match="column 0 is 'width' in train and 'height' in test"):
+        make_dataset("own", (train, LABELS), (train[["height", "width"]], LABELS))
+    with pytest.raises(ValueError, match="column 1 is 'height' in train and None in test"):
+        make_dataset("own", (train, LABELS), (train[["width"]], LABELS))
+
+
 def test_items_of_another_shape_are_named() -> None:
     ragged = Items([np.zeros(2)] * 11 + [np.zeros(3)])
     data = make_dataset("own", ragged, (np.zeros((12, 2)), LABELS))

@@ -9,6 +9,7 @@ torch Dataset    items (input, label), read again in every epoch
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +49,7 @@ def make_dataset(
         class_names: of labels 0, 1, ...; the numbers by default.
         transform, test_transform: applied to every input whenever it is read; may be random in training.
     """
+    check_columns(train, test)
     splits = [
         read_split("train", train, transform, class_names),
         read_split("test", test, test_transform, class_names),
@@ -139,6 +141,19 @@ def int_label(part: str, row: int, label: object) -> int:
     if not isinstance(number, int) or isinstance(number, bool):
         raise ValueError(f"the label of item {row} of {part} must be a whole number, got {label!r}")
     return number
+
+
+def check_columns(train: Data, test: Data) -> None:
+    """Raise an error for data frames whose columns differ: as arrays, they would be taken for the same."""
+    tables = [getattr(data[0], "columns", None) for data in (train, test) if isinstance(data, tuple) and data]
+    columns = [list(names) for names in tables if names is not None]
+    if len(columns) == 2 and columns[0] != columns[1]:
+        pairs = enumerate(zip_longest(*columns))
+        place, (first, second) = next((k, pair) for k, pair in pairs if pair[0] != pair[1])
+        raise ValueError(
+            f"train and test have other columns or another order of them: column {place} is {first!r} in train "
+            f"and {second!r} in test; use test[train.columns]"
+        )
 
 
 def check_alike(train: Split, test: Split) -> None:
