@@ -180,7 +180,7 @@ def test_data_frames_with_columns_in_another_order_are_refused() -> None:
     pandas = pytest.importorskip("pandas")
     train = pandas.DataFrame({"width": np.arange(12.0), "height": np.ones(12)})
     data = make_dataset("own", (train, LABELS), (train, LABELS))
-    torch.testing.assert_close(data.train.images, torch.from_numpy(train.to_numpy()).float())
+    torch.testing.assert_close(data.train.images, torch.tensor(train.to_numpy()).float())
     with pytest.raises(ValueError, match="column 0 is 'width' in train and 'height' in test"):
         make_dataset("own", (train, LABELS), (train[["height", "width"]], LABELS))
     with pytest.raises(ValueError, match="column 1 is 'height' in train and None in test"):

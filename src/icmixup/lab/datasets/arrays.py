@@ -151,8 +151,8 @@ def check_columns(train: Data, test: Data) -> None:
         pairs = enumerate(zip_longest(*columns))
         place, (first, second) = next((k, pair) for k, pair in pairs if pair[0] != pair[1])
         raise ValueError(
-            f"train and test have other columns or another order of them: column {place} is {first!r} in train "
-            f"and {second!r} in test; use test[train.columns]"
+            f"train and test have other columns, or another order of them: column {place} is {first!r} in "
+            f"train and {second!r} in test; use test[train.columns]"
         )
 
 
