@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from numbers import Real
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def check_integers(name: str, labels: Tensor, expected: str) -> None:
 
 
 def check_whole(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:  # of NumPy as well
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
 
 
