@@ -187,6 +187,21 @@ def test_data_frames_with_columns_in_another_order_are_refused() -> None:
         make_dataset("own", (train, LABELS), (train[["width"]], LABELS))
 
 
+class OwnGenerator(Items):
+    generator = torch.Generator()
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        return torch.rand(2, generator=self.generator), row % 3
+
+
+def test_test_examples_that_change_are_refused() -> None:
+    """Each method would be tested on other inputs."""
+    steady, random = Items(np.zeros((12, 2))), OwnGenerator(np.zeros((12, 2)))
+    make_dataset("own", random, steady)
+    with pytest.raises(ValueError, match="examples of test are not the same when they are read twice"):
+        make_dataset("own", steady, random)
+
+
 def test_items_of_another_shape_are_named() -> None:
     ragged = Items([np.zeros(2)] * 11 + [np.zeros(3)])
     data = make_dataset("own", ragged, (np.zeros((12, 2)), LABELS))

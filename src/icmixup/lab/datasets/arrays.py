@@ -29,6 +29,7 @@ from icmixup.lab.datasets.subsets import Dataset, Split, measure_statistics
 Array = Tensor | npt.NDArray[np.generic]
 Data = tuple[Array, Array] | Indexable
 Transform = Callable[[Tensor], object]
+READ_TWICE = 8  # test examples, to see whether they change
 NAMED = 10  # labels that an error message lists
 
 
@@ -133,7 +134,23 @@ def read_examples(part: str, source: Indexable, transform: Transform | None) -> 
         labels = [read_item(source, row)[1] for row in range(len(source))]
     tensor = as_labels(part, np.array([int_label(part, row, label) for row, label in enumerate(labels)]))
     rows = torch.arange(len(source))
-    return Split(Examples(source, rows, tuple(first.shape), first.dtype, transform), tensor)
+    examples = Examples(source, rows, tuple(first.shape), first.dtype, transform)
+    if part == "test":
+        check_repeatable(examples[:READ_TWICE])
+    return Split(examples, tensor)
+
+
+def check_repeatable(test: Examples) -> None:
+    """Raise an error if test examples change from one time to the next: methods would be tested on others.
+
+    Transforms that draw from the global generators do not, because these are seeded for every example.
+    """
+    first, again = test.read(0), test.read(0)
+    if not torch.equal(first.nan_to_num(), again.nan_to_num()):
+        raise ValueError(
+            "examples of test are not the same when they are read twice: their transform draws from a "
+            "generator of its own, or depends on what was read before; remove what is random from the test set"
+        )
 
 
 def int_label(part: str, row: int, label: object) -> int:
