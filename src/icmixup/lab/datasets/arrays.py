@@ -149,7 +149,7 @@ def check_repeatable(test: Examples) -> None:
     if not torch.equal(first.nan_to_num(), again.nan_to_num()):
         raise ValueError(
             "examples of test are not the same when they are read twice: their transform draws from a "
-            "generator of its own, or depends on what was read before; remove what is random from the test set"
+            "generator of its own, or depends on what was read before; a test set must not be random"
         )
 
 
