@@ -130,6 +130,7 @@ def test_grey_networks_read_colour_images_as_grey(tmp_path: Path) -> None:
         (["predict", "ROOT/photos", "ROOT/photos"], "is not the folder of a run"),
         (["predict", "RUN", "RUN", "ROOT/photos"], "is the folder of a run, not of images; pass one run"),
         (["predict", "ROOT/runs", "ROOT/photos"], "contains 1 runs such as"),
+        (["predict", "RUN", "ROOT/photos", "--to", "ROOT"], "--to must be a file, for example"),
         (["predict", "ROOT/none.safetensors", "ROOT/photos"], "none.safetensors does not exist"),
         (["predict", "ROOT/foreign.safetensors", "ROOT/photos"], "was not written by icmixup export"),
         (["export", "RUN", "--to", "model.pt"], "--to must end in .safetensors"),

@@ -51,6 +51,8 @@ def run_predict(flags: PredictFlags) -> int:
 
     if not flags.paths:
         raise ValueError("no images to classify; pass image files or folders of them after the run")
+    if flags.to is not None and flags.to.is_dir():  # before anything is classified
+        raise ValueError(f"--to must be a file, for example {flags.to / 'predictions.csv'}, got a folder")
     paths = list(list_images(flags.paths))
     trained = load_trained(flags.run, pick_device(flags.device))
     skipped: list[ValueError] = []
