@@ -325,6 +325,14 @@ def test_split_folders_are_found_in_any_case(train: str, test: str, tmp_path: Pa
     assert dataset.test.file_names[0] == f"{test}/blue/0.png"
 
 
+@pytest.mark.parametrize("other", ["training", "Training"])
+def test_several_folders_of_training_images_are_refused(other: str, tmp_path: Path) -> None:
+    for name in ("train", other, "test"):
+        make_classes(tmp_path / name)
+    with pytest.raises(ValueError, match=rf"several folders of training images, .*{other}"):
+        load_dataset(DataSpec(str(tmp_path)), tmp_path)
+
+
 def test_a_class_called_train_beside_other_classes_is_a_class(tmp_path: Path) -> None:
     for number, name in enumerate(("bus", "car", "train")):
         for k in range(5):

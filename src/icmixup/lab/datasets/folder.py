@@ -94,13 +94,20 @@ def find_splits(root: Path) -> tuple[Path, Path | None]:
     A split contains folders and no images of its own. If a folder beside them contains images, it is a class,
     and so is `train`.
     """
-    by_name = {name.lower(): root / name for name in _list_classes(root)}
-    is_split = {name for name, folder in by_name.items() if _list_classes(folder) and not has_images(folder)}
-    trains = [by_name[name] for name in TRAIN_FOLDERS if name in is_split]
-    tests = [by_name[name] for name in TEST_FOLDERS if name in is_split]
-    others = set(by_name) - {*TRAIN_FOLDERS, *TEST_FOLDERS}
-    if not trains or any(has_images(by_name[name]) for name in others):
+    folders = [root / name for name in _list_classes(root)]
+    splits = [folder for folder in folders if _list_classes(folder) and not has_images(folder)]
+    trains, tests = (
+        [folder for name in names for folder in splits if folder.name.lower() == name]
+        for names in (TRAIN_FOLDERS, TEST_FOLDERS)
+    )
+    known = {*TRAIN_FOLDERS, *TEST_FOLDERS}
+    if not trains or any(has_images(folder) for folder in folders if folder.name.lower() not in known):
         return root, None
+    if len(trains) > 1:
+        raise ValueError(
+            f"{root} has several folders of training images, {' and '.join(one.name for one in trains)}: "
+            "keep one of them"
+        )
     return trains[0], tests[0] if tests else None
 
 
