@@ -62,6 +62,7 @@ Methods = Sequence[str | Method] | Mapping[str, str | Method]
 BASE = dataclasses.replace(QUICK, padding=0, rotation=0.0)  # the user's data comes with its own transforms
 ADAMW: dict[str, object] = {"lr": 1e-3, "weight_decay": 0.05, "decay_norms": False}
 RECIPE_NAME = "python"
+OTHER_PRECISIONS = (torch.float16, torch.bfloat16, torch.float64)  # than that of the inputs
 # A flag of the command in a message, with its value if that is a number or one of a few words.
 FLAG = re.compile(
     r"(?<![\w-])--(no-)?([a-z]+(?:-[a-z]+)*)(?: (\d[\d.]*(?:e[+-]?\d+)?(?<!\.)|cpu|float32|uniform)\b)?"
@@ -473,7 +474,7 @@ def check_weights(model: nn.Module) -> None:
     """Raise an error for a network that cannot be trained, or not on float32 inputs."""
     if not any(weight.requires_grad for weight in model.parameters()):
         raise ValueError("the network has no weights that require a gradient, so there is nothing to train")
-    if all(weight.dtype in (torch.float16, torch.float64) for weight in model.parameters()):
+    if all(weight.dtype in OTHER_PRECISIONS for weight in model.parameters()):
         kind = next(model.parameters()).dtype
         raise ValueError(
             f"the weights of the network are {kind}, but inputs are float32; build it in float32 (check "
