@@ -164,7 +164,7 @@ def read_center(image: Image.Image, short_side: int, size: int, interpolation: s
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """The image as it is displayed: rotated or mirrored according to EXIF, or itself if it is upright."""
+    """The image as it is displayed, rotated or mirrored according to EXIF; itself if that is nothing."""
     # Most photos are upright, and ImageOps.exif_transpose copies them all while it holds Python's lock.
     return image if image.getexif().get(ORIENTATION, 1) == 1 else ImageOps.exif_transpose(image)
 
