@@ -53,6 +53,12 @@ class Counter(nn.Module):
         return rows * (1 + 0.1 * self.runs)
 
 
+class Doubled(nn.Module):
+    def forward(self, rows: Tensor) -> Tensor:
+        rows *= 2
+        return rows
+
+
 @PARTS
 def test_any_number_of_parts_gives_the_loss_and_gradient_of_one_pass(part_size: int, parts: int) -> None:
     inputs, loss = make_batch()
@@ -123,6 +129,19 @@ def test_running_statistics_are_those_of_one_forward_a_part(part_size: int, part
     cached_backward(model, inputs, loss, part_size)
     for ours, plain in zip(model.buffers(), trained.buffers(), strict=True):
         torch.testing.assert_close(ours, plain)
+
+
+@PARTS
+def test_a_model_that_changes_its_inputs_in_place_has_the_same_gradient(part_size: int, parts: int) -> None:
+    inputs, loss = make_batch()
+    inputs, whole = inputs.double(), nn.Sequential(Doubled(), make_model())
+    value = loss(whole(inputs.clone()))
+    value.backward()
+    in_parts = copy.deepcopy(whole)
+    in_parts.zero_grad()
+    again = cached_backward(in_parts, inputs.clone(), loss, part_size=part_size)
+    torch.testing.assert_close(again, value.detach())
+    torch.testing.assert_close(gradients(in_parts), gradients(whole))
 
 
 def test_gradients_are_added_to_those_that_are_there() -> None:

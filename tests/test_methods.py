@@ -18,13 +18,16 @@ from torch.nn import functional as F
 from icmixup import (
     AXES,
     METHODS,
+    InfiniteClassLoss,
     Method,
+    Mixer,
     Pairs,
     draw_cutmix,
     draw_either,
     draw_mixup,
     draw_remix,
     draw_virtual,
+    fit_temperature,
     infinite_class_loss,
     mix_inputs,
     mix_targets,
@@ -280,7 +283,13 @@ def test_labels_may_be_integers_or_shares(
 ) -> None:
     method = METHODS[name].at(1)
     expected = training_loss(model, images, labels, method, COUNTS, generator=seeded())
-    for other in (labels.int(), labels.to(torch.uint8), F.one_hot(labels, C), F.one_hot(labels, C).float()):
+    for other in (
+        labels.int(),
+        labels.to(torch.uint8),
+        labels.to(torch.uint16),
+        F.one_hot(labels, C),
+        F.one_hot(labels, C).float(),
+    ):
         actual = training_loss(model, images, other, method, COUNTS, generator=seeded())
         torch.testing.assert_close(actual, expected)
 
@@ -464,6 +473,14 @@ BAD_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
         r"class_counts of classes \[0\] are not positive",
         {"method": "ic-balanced-mixup", "class_counts": torch.tensor([0, 5, 5, 5])},
     ),
+    "infinite counts": (
+        r"class_counts of classes \[1\] are not positive and finite",
+        {"method": "balanced", "class_counts": torch.tensor([5, torch.inf, 5, 5])},
+    ),
+    "unknown counts": (
+        r"class_counts of classes \[3\] are not positive and finite",
+        {"method": "balanced", "class_counts": torch.tensor([5, 5, 5, torch.nan])},
+    ),
     "labels too high": (
         r"labels range from 1 to 4, but the classes are 0 to 3",
         {"labels": torch.arange(B) % C + 1, "method": "mixup"},
@@ -637,6 +654,18 @@ def test_arguments_of_another_type_are_named(model: nn.Module, images: Tensor, l
         training_loss(model, images, labels, None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"labels must be a torch.Tensor, got list"):
         training_loss(model, images, labels.tolist(), "mixup")
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("class_counts", lambda: training_loss(model, images, labels, "balanced", [5] * C)),
+        ("class_counts", lambda: Mixer("ic-remix", C, [5] * C)),
+        ("class_counts", lambda: draw_remix(labels, 0.2, [5] * C)),
+        ("class_weights", lambda: InfiniteClassLoss(class_weights=[1.0] * C)),
+        ("images", lambda: mix_inputs(images.tolist(), draw_mixup(labels))),
+        ("scores", lambda: fit_temperature([[0.0, 1.0]], torch.tensor([1]))),
+        ("labels", lambda: fit_temperature(torch.eye(2), [0, 1])),
+    ]
+    for name, call in calls:
+        with pytest.raises(TypeError, match=rf"{name} must be a torch.Tensor, got list"):
+            call()
     with pytest.raises(TypeError, match=r"targets must be a torch.Tensor, got list"):
         infinite_class_loss(model(images), labels.tolist())
 

@@ -125,6 +125,13 @@ def test_in_a_loader_every_worker_and_epoch_draws_its_own_pairs_reproducibly(wor
         assert runs[0] != runs[2]
 
 
+def test_the_number_of_classes_may_come_from_numpy(images: Tensor, labels: Tensor) -> None:
+    """As labels.max() + 1 of an array does."""
+    numbers = (pytest.importorskip("numpy").int64(C), C)
+    found, expected = (Mixer("ic-mixup", n, generator=seeded())(images, labels) for n in numbers)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
 def test_a_mixer_can_be_pickled(images: Tensor, labels: Tensor) -> None:
     mixer = Mixer("ic-mixup", C, COUNTS)
     torch.manual_seed(3)

@@ -571,7 +571,7 @@ BAD_CALLS: dict[str, tuple[str, Callable[[], object]]] = {
         lambda: draw_remix(torch.eye(4), 1.0, COUNTS),
     ),
     "remix empty class": (
-        r"class_counts of classes \[1, 3\] are not positive, but this method divides.*count them as 1",
+        r"class_counts of classes \[1, 3\] are not positive and finite, but.* divides.*count them as 1",
         lambda: draw_remix(LABELS, 1.0, torch.tensor([5, 0, 2, 0, 1])),
     ),
     "counts shape": (

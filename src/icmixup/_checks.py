@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from numbers import Real
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def check_integers(name: str, labels: Tensor, expected: str) -> None:
 
 
 def check_whole(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:  # of NumPy as well
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
 
 
@@ -154,7 +154,10 @@ def check_lam(lam: Tensor | float, labels: Tensor) -> Tensor:
 
 
 def check_labels(labels: Tensor, num_classes: int) -> None:
-    if can_look_at(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
+    if not can_look_at(labels):
+        return
+    labels = labels.long()  # torch finds no minimum of uint16
+    if not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
         raise ValueError(
             f"labels range from {int(labels.min())} to {int(labels.max())}, but the classes are 0 to "
             f"{num_classes - 1}; num_classes and class_counts must be those of the whole dataset"
@@ -183,6 +186,7 @@ def check_counts(class_counts: Tensor, device: torch.device) -> Tensor:
     """class_counts as float32 on `device`."""
     import torch
 
+    check_tensor("class_counts", class_counts)
     if class_counts.dim() != 1 or len(class_counts) == 0:
         raise ValueError(
             f"class_counts have shape {tuple(class_counts.shape)}; expected (C,), one size per class"
@@ -199,11 +203,15 @@ def check_some_size(class_counts: Tensor) -> None:
 
 
 def check_no_empty_class(class_counts: Tensor) -> None:
-    if can_look_at(class_counts) and not bool((class_counts > 0).all()):
-        empty = (class_counts <= 0).nonzero().flatten().tolist()
+    check_tensor("class_counts", class_counts)
+    if not can_look_at(class_counts):
+        return
+    usable = (class_counts > 0) & (class_counts < math.inf)
+    if not bool(usable.all()):
+        empty = (~usable).nonzero().flatten().tolist()
         raise ValueError(
-            f"class_counts of classes {empty[:10]} are not positive, but this method divides by them or "
-            "takes their logarithm; remove classes without training images, or count them as 1"
+            f"class_counts of classes {empty[:10]} are not positive and finite, but this method divides by "
+            "them or takes their logarithm; remove classes without training images, or count them as 1"
         )
 
 
@@ -261,6 +269,7 @@ def check_shares(name: str, shares: Tensor) -> None:
 
 def check_class_weights(class_weights: Tensor) -> None:
     """Waits for the device."""
+    check_tensor("class_weights", class_weights)
     if not bool((class_weights.isfinite() & (class_weights > 0)).all()):
         raise ValueError(
             f"class_weights must be positive and finite, got {class_weights.tolist()[:10]}; for example "

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from icmixup._checks import check_tensor
+
 FARTHEST = 100.0  # the temperature stays within this factor of the scores' mean range, on either side
 HALVINGS = 10  # of four decades, to within 1 %: close enough for Newton
 NEWTON_STEPS = 4
@@ -92,6 +94,8 @@ def negative_log_likelihood(scores: Tensor, labels: Tensor) -> float:
 
 def check_scored(scores: Tensor, labels: Tensor) -> None:
     """ValueError unless scores are (N, C), finite, and labels their (N,) classes, with N at least 1."""
+    check_tensor("scores", scores)
+    check_tensor("labels", labels)
     if scores.dim() != 2 or labels.shape != scores.shape[:1] or scores.numel() == 0:
         raise ValueError(
             f"scores have shape {tuple(scores.shape)} and labels have shape {tuple(labels.shape)}; "

@@ -191,7 +191,7 @@ def on_main_path(model: nn.Module, candidates: dict[str, nn.Module], inputs: Inp
             "the modules to mix at are not known yet, and looking for them cannot be captured in a CUDA "
             "graph; run a step before the capture, or pass hidden=(module, ...)"
         )
-    rows = map_tensors(lambda tensor: tensor[:PROBE_ROWS], inputs)
+    rows = map_tensors(lambda tensor: tensor[:PROBE_ROWS].clone(), inputs)
     with evaluating(model):
         called, scores = count_calls(model, candidates, rows)
         names = [name for name, calls in called.items() if calls == 1]

@@ -67,7 +67,8 @@ def cached_backward(
     with torch.no_grad(), keep_buffers(model):
         for part in parts:
             states.append(random_state(devices))
-            scores.append(call_model(plain, part))
+            # A copy, since a model may change its inputs in place, and they are needed again.
+            scores.append(call_model(plain, map_tensors(torch.clone, part)))
     # Older torch (before pytorch #165068) would use again the weights that autocast cast without a graph.
     torch.clear_autocast_cache()
     all_scores = torch.cat(scores).requires_grad_()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import get_worker_info
 
-from icmixup._checks import check_counts, check_label_types, check_whole
+from icmixup._checks import check_counts, check_label_types, check_tensor, check_whole
 from icmixup.inputs import Inputs, first_tensor, mix_batch
 from icmixup.loss import label_loss
 from icmixup.methods import Method, as_method
@@ -54,6 +54,8 @@ class Mixer:
         check_expressible(self.method, name)
         check_whole("num_classes", num_classes, 2)
         needs_class_counts(self.method, class_counts)
+        if class_counts is not None:
+            check_tensor("class_counts", class_counts)
         if class_counts is not None and class_counts.shape != (num_classes,):
             raise ValueError(
                 f"class_counts have shape {tuple(class_counts.shape)}; expected ({num_classes},), "

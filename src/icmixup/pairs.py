@@ -34,6 +34,7 @@ from icmixup._checks import (
     check_size,
     check_smoothing,
     check_some_size,
+    check_tensor,
     check_whole,
 )
 
@@ -227,6 +228,7 @@ def leave_unmixed(pairs: Pairs, prob: float, generator: torch.Generator | None =
 
 def mix_inputs(images: Tensor, pairs: Pairs) -> Tensor:
     """x~ = lam x_a + (1 - lam) x_b  (Eq. 1, left), (B, ...) in and out, of any shape behind B."""
+    check_tensor("images", images)
     if not images.is_floating_point():
         raise ValueError(
             f"images have dtype {images.dtype}; mixing needs floating point, for example images.float() / 255"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from icmixup import METHODS, Method
 from icmixup.lab import compare
+from icmixup.lab.comparison.api import as_arguments
 from icmixup.lab.models import MODELS
 
 generator = np.random.default_rng(0)
@@ -57,6 +58,11 @@ def convolutions(num_classes: int) -> nn.Module:
 
 def shift(image: Tensor) -> Tensor:
     return image.roll(int(torch.randint(3, ())), dims=2)
+
+
+ONE_NET = Net(3)
+BACKBONE = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+STATISTICS = nn.BatchNorm1d(4, affine=False)
 
 
 def run(out: Path, **changes: Any) -> Any:
@@ -232,6 +238,7 @@ SCRIPT = """
 import numpy as np
 from torch import nn
 from icmixup.lab import compare
+from icmixup.lab.comparison.api import as_arguments
 
 rows, labels = np.ones((8, 2)), np.arange(8) % 2
 
@@ -248,6 +255,91 @@ def test_a_script_without_a_main_block_is_told_to_add_one(tmp_path: Path) -> Non
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert 'must call compare under if __name__ == "__main__":' in done.stderr.splitlines()[-1]
+
+
+class InPlaceNet(Net):
+    def forward(self, inputs: Tensor) -> Tensor:
+        inputs *= 2
+        return super().forward(inputs)
+
+
+class DoubledNet(Net):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs * 2)
+
+
+def double_in_place(inputs: Tensor) -> Tensor:
+    inputs *= 2
+    return inputs
+
+
+def double(inputs: Tensor) -> Tensor:
+    return inputs * 2
+
+
+@pytest.mark.parametrize(
+    ("in_place", "pure"),
+    [
+        ({"model": InPlaceNet}, {"model": DoubledNet}),
+        (
+            {"transform": double_in_place, "test_transform": double_in_place},
+            {"transform": double, "test_transform": double},
+        ),
+    ],
+    ids=["network", "transform"],
+)
+def test_what_changes_its_input_in_place_does_not_change_the_data(
+    tmp_path: Path, in_place: dict[str, Any], pure: dict[str, Any]
+) -> None:
+    """The next run would train and test on other data than the first."""
+    rows = ROWS.astype(np.float32)
+    results = [
+        run(
+            tmp_path / name,
+            train=(rows, LABELS),
+            test=(rows + 0.5, LABELS),
+            eval_every=1,
+            epochs=3,
+            **changes,
+        )
+        for name, changes in (("in place", in_place), ("pure", pure))
+    ]
+    nll = [[row["nll"] for row in result.comparison.rows] for result in results]
+    assert nll[0] == nll[1]
+    np.testing.assert_array_equal(rows, ROWS.astype(np.float32))
+
+
+def test_warnings_about_data_and_settings_are_printed_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = run(tmp_path, test=(ROWS, LABELS), seeds=1, progress=True)
+    few, steps, leak = result.warnings
+    assert few.startswith("48 test images can hardly show")
+    assert steps.endswith("use more epochs")
+    assert leak.startswith("48 of 48 test images are identical to a training image:")
+    printed = " ".join(capsys.readouterr().err.split())
+    for warning in result.warnings:
+        assert f"warning: {warning}" in printed
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    result = run(tmp_path, seeds=np.int64(2), epochs=np.int64(1), lr=np.float32(0.5))
+    assert [row["seed"] for row in result.comparison.rows] == [0, 1]
+    assert run(tmp_path, seeds=np.arange(2), lr=0.5).comparison.rows == result.comparison.rows
+
+
+def test_messages_name_arguments_instead_of_flags(tmp_path: Path) -> None:
+    assert "use seeds=3 or more" in run(tmp_path, methods=["erm", "mixup"], seeds=1).verdict
+    for flags, arguments in (
+        (
+            "try --lr 5e-05, --clip-norm 1 or --precision float32",
+            "try lr=5e-05, clip_norm=1 or precision='float32'",
+        ),
+        ("use --momentum 0.9 or --no-nesterov.", "use momentum=0.9 or nesterov=False."),
+        ("--name must be; add it to --methods", "name must be; add it to methods"),
+        ("a--b -- c", "a--b -- c"),
+    ):
+        assert as_arguments(flags) == arguments
 
 
 def test_tuning_is_part_of_the_result(tmp_path: Path) -> None:
@@ -267,6 +359,21 @@ def test_tuning_is_part_of_the_result(tmp_path: Path) -> None:
         ({"model": 3}, "a name or a function that builds a network, got 3"),
         ({"model": lambda: Net(5)}, r"must return \(2, 3\) scores .* got \(2, 5\)"),
         ({"model": lambda width, depth: Net(3)}, "it takes width, depth"),
+        ({"model": lambda: ONE_NET}, "two calls share layers.1.weight and others: a run would start from"),
+        (
+            {"model": lambda: nn.Sequential(BACKBONE, nn.Linear(4, 3))},
+            "two calls share 0.0.weight and others",
+        ),
+        ({"model": lambda: nn.Sequential(STATISTICS, nn.Linear(4, 3))}, "two calls share 0: a run would"),
+        (
+            {"model": lambda: nn.Sequential(Net(3), nn.Softmax(dim=1))},
+            "returns probabilities.*remove its softmax",
+        ),
+        (
+            {"model": lambda: Net(3).double()},
+            "weights of the network are torch.float64, but inputs are float32",
+        ),
+        ({"model": lambda: Net(3).requires_grad_(False)}, "no weights that require a gradient"),
         ({"model": "small-cnn"}, r"takes images, but inputs are \(4,\)"),
         ({"model": "resnet999"}, "no model 'resnet999'"),
         ({"methods": "erm"}, "list of names or Method objects"),
@@ -276,14 +383,16 @@ def test_tuning_is_part_of_the_result(tmp_path: Path) -> None:
         ({"methods": ["erm", "cutmix"]}, r"cutmix cannot mix inputs of shape \(4,\)"),
         ({"methods": {"mixup": "erm"}}, "'mixup' belongs to another method"),
         ({"methods": {"a/b": "erm"}}, "folders are named after it, got 'a/b'"),
+        ({"class_names": ["a", "b", "a"]}, "class_names has 'a' more than once"),
         ({"baseline": "remix"}, "baseline 'remix' is not among the methods"),
         ({"epoch": 3}, "no setting 'epoch'; did you mean epochs"),
         ({"padding": 2}, "padding would have no effect"),
         ({"optimizer": "adam"}, "'sgd' or 'adamw', got 'adam'"),
         ({"seeds": 0}, "seeds must be at least 1, got 0"),
         ({"tune": 0}, "tune must be at least 1 trial per method, got 0"),
-        ({"workers": 0}, "workers must be at least 1, got 0"),
-        ({"batch_size": 500}, "batch_size is 500, but data has only 48"),
+        ({"seeds": 2.5}, "seeds must be a number, or whole numbers, got 2.5"),
+        ({"workers": 0}, "^workers must be at least 1, got 0"),
+        ({"batch_size": 500}, "batch_size is 500, but data has only 48 training images; use batch_size=12"),
     ],
 )
 def test_bad_arguments_are_refused_before_training(

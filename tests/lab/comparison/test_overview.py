@@ -25,9 +25,13 @@ NAMES = ("cat", "dog", "eel")
 
 
 def made(test_labels: list[int], train: int = 30) -> Dataset:
-    images = torch.zeros(train, 3, 8, 8, dtype=torch.uint8)
-    test = Split(torch.zeros(len(test_labels), 3, 8, 8, dtype=torch.uint8), torch.tensor(test_labels))
+    drawn = torch.Generator().manual_seed(0)
+    images, tested = (
+        torch.randint(256, (number, 3, 8, 8), dtype=torch.uint8, generator=drawn)
+        for number in (train, len(test_labels))
+    )
     labels = torch.arange(train) % 3
+    test = Split(tested, torch.tensor(test_labels))
     return Dataset("made", Split(images, labels), test, NAMES, (0.5,) * 3, (0.2,) * 3)
 
 
@@ -60,6 +64,19 @@ def test_data_that_cannot_answer_is_warned_about() -> None:
     assert "20 epochs of 30 images: 20 steps of the optimizer, fewer than 300" in steps
     assert missing == "1 of 3 classes have no test images: dog"
     assert find_warnings(dataclasses.replace(QUICK, epochs=300), made([0, 1, 2] * 400)) == []
+
+
+def test_test_images_that_were_trained_on_are_counted() -> None:
+    clean = made([0, 1, 2] * 400)
+    images = clean.test.images.clone()
+    images[:3] = clean.train.images[0]  # its label is 0, theirs are 0, 1 and 2
+    leaking = dataclasses.replace(clean, test=dataclasses.replace(clean.test, images=images))
+    (warning,) = find_warnings(dataclasses.replace(QUICK, epochs=300), leaking)
+    assert warning.startswith(
+        "3 of 1,200 test images are identical to a training image, 2 of them with another label"
+    )
+    (warning,) = find_warnings(dataclasses.replace(QUICK, epochs=300, folds=5), leaking, 1230)
+    assert warning.startswith("4 of 1,230 images are identical to another one")
 
 
 def written(runs: Path, name: str, labels: list[int], predicted: list[int]) -> None:
@@ -129,6 +146,23 @@ def test_two_comparisons_have_two_folders_and_share_their_runs(
     assert main(["analyse", str(tmp_path / "mine"), "--out", str(tmp_path / "analysis")]) == 0
     rows = list(csv.DictReader((tmp_path / "analysis" / "analysis.csv").read_text().splitlines()))
     assert {row["method"] for row in rows} == {"erm"}
+
+
+def test_a_second_comparison_of_one_name_leaves_no_file_of_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A confusion matrix of other runs beside the new table would be read as part of it."""
+    common = ["compare", "digits", "--per-class", "20", "--epochs", "1", "--seeds", "1", "--workers", "1"]
+    common += ["--device", "cpu", "--out", str(tmp_path), "--name", "mine"]
+    assert main([*common, "--methods", "erm", "mixup"]) == 0
+    files = {path.name for path in (tmp_path / "mine").iterdir()}
+    assert main([*common, "--methods", "erm", "mixup", "--no-report"]) == 0
+    assert {path.name for path in (tmp_path / "mine").iterdir()} == files
+    assert "replaced" not in capsys.readouterr().err
+    assert main([*common, "--methods", "mixup", "--no-report"]) == 0
+    assert "mine had a comparison of other runs, which is replaced" in capsys.readouterr().err
+    left = files - {path.name for path in (tmp_path / "mine").iterdir()}
+    assert left == {"confusion.erm.csv", "report.html"}
 
 
 def test_a_name_follows_everything_that_defines_a_comparison() -> None:

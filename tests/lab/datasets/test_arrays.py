@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,15 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from icmixup.lab.datasets import Examples, validation_dataset
 from icmixup.lab.datasets.arrays import make_dataset
 
 LABELS = np.arange(12) % 3
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 3, 6, 5), dtype=np.uint8)
+
+FOUR_CHANNELS = np.concatenate([PIXELS, PIXELS[:, :1] // 2], axis=1)
 
 
 class Items:
@@ -46,14 +49,18 @@ class Pictures(Items):
         (PIXELS.transpose(0, 2, 3, 1), (12, 3, 6, 5)),
         (PIXELS[:, 0], (12, 1, 6, 5)),
         (PIXELS[:, :1].transpose(0, 2, 3, 1), (12, 1, 6, 5)),
+        (FOUR_CHANNELS, (12, 4, 6, 5)),
+        (FOUR_CHANNELS.transpose(0, 2, 3, 1), (12, 4, 6, 5)),
     ],
 )
 def test_bytes_become_images_with_channels_first(given: Any, shape: tuple[int, ...]) -> None:
     data = make_dataset("own", (given, LABELS), (given, LABELS))
     assert data.train.images.dtype == torch.uint8
     assert data.train.images.shape == shape
-    expected = torch.from_numpy(PIXELS[:, : shape[1]])
+    expected = torch.from_numpy(FOUR_CHANNELS[:, : shape[1]])
     torch.testing.assert_close(data.train.images, expected)
+    items = [(image, row % 3) for row, image in enumerate(given)]
+    torch.testing.assert_close(make_dataset("own", items, items).train.square(), expected.view(shape))
     assert data.mean == pytest.approx((expected.double() / 255).mean(dim=(0, 2, 3)).tolist())
 
 
@@ -69,6 +76,17 @@ def test_pictures_of_a_torch_dataset_are_bytes() -> None:
     data = make_dataset("own", Pictures(PIXELS), Pictures(PIXELS))
     assert isinstance(data.train.images, Examples)
     torch.testing.assert_close(data.train.square(), torch.from_numpy(PIXELS))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGBA", "CMYK"])
+def test_pictures_of_any_mode_are_read_as_colours(mode: str) -> None:
+    """The bytes of a palette are numbers of colours, not colours."""
+    pictures = [Image.fromarray(image.transpose(1, 2, 0)).convert(mode) for image in PIXELS]
+    items = [(picture, row % 3) for row, picture in enumerate(pictures)]
+    found = make_dataset("own", items, items).train.square()
+    kept = {"1": "L", "L": "L", "RGBA": "RGBA"}.get(mode, "RGB")
+    expected = np.stack([np.array(picture.convert(kept)).reshape(6, 5, -1) for picture in pictures])
+    np.testing.assert_array_equal(found, expected.transpose(0, 3, 1, 2))
 
 
 def test_a_tensor_dataset_is_read_as_arrays() -> None:
@@ -122,6 +140,14 @@ def test_the_fingerprint_changes_with_what_is_read(other: dict[str, Any]) -> Non
     assert make_dataset("own", **(given | other)).fingerprint != first
 
 
+class Stream(IterableDataset[tuple[Tensor, int]]):
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        yield torch.zeros(4), 0
+
+    def __len__(self) -> int:
+        return 1
+
+
 ROWS = np.ones((12, 4))
 BAD: list[tuple[Any, Any, str]] = [
     (
@@ -140,6 +166,7 @@ BAD: list[tuple[Any, Any, str]] = [
     (([], []), (ROWS, LABELS), "numbers"),
     (iter([]), (ROWS, LABELS), "__len__ and __getitem__, got list_iterator"),
     ([1, 2, 3], (ROWS, LABELS), "must be .input, label., got int for item 0"),
+    (Stream(), (ROWS, LABELS), "got Stream, which can only be iterated over; list"),
 ]
 
 
@@ -147,6 +174,32 @@ BAD: list[tuple[Any, Any, str]] = [
 def test_bad_data_is_an_error_that_names_the_numbers(train: Any, test: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_dataset("own", train, test)
+
+
+def test_data_frames_with_columns_in_another_order_are_refused() -> None:
+    pandas = pytest.importorskip("pandas")
+    train = pandas.DataFrame({"width": np.arange(12.0), "height": np.ones(12)})
+    data = make_dataset("own", (train, LABELS), (train, LABELS))
+    torch.testing.assert_close(data.train.images, torch.tensor(train.to_numpy()).float())
+    with pytest.raises(ValueError, match="column 0 is 'width' in train and 'height' in test"):
+        make_dataset("own", (train, LABELS), (train[["height", "width"]], LABELS))
+    with pytest.raises(ValueError, match="column 1 is 'height' in train and None in test"):
+        make_dataset("own", (train, LABELS), (train[["width"]], LABELS))
+
+
+class OwnGenerator(Items):
+    generator = torch.Generator()
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        return torch.rand(2, generator=self.generator), row % 3
+
+
+def test_test_examples_that_change_are_refused() -> None:
+    """Each method would be tested on other inputs."""
+    steady, random = Items(np.zeros((12, 2))), OwnGenerator(np.zeros((12, 2)))
+    make_dataset("own", random, steady)
+    with pytest.raises(ValueError, match="examples of test are not the same when they are read twice"):
+        make_dataset("own", steady, random)
 
 
 def test_items_of_another_shape_are_named() -> None:

@@ -73,6 +73,10 @@ def test_without_names_classes_are_numbers(tmp_path: Path) -> None:
             r"train_features must be \(N, D\) numbers, got \(60, 5, 2\)",
         ),
         ({"train_features": np.full((60, 5), np.nan)}, "60 of 60 rows of train_features are not finite"),
+        (
+            {"train_features": np.full((60, 5), 1e300)},
+            "60 of 60 rows of train_features are not finite in float32",
+        ),
         ({"class_names": np.array(["cat", "dog"])}, "highest label is 2, but there are 2 class_names"),
         ({"class_names": np.array(["a", "b", "c", "d"])}, "1 of 4 classes have no training example.*'d'"),
         ({"class_names": np.array(["a", "b", None], dtype=object)}, "save class_names as text"),

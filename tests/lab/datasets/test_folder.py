@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,57 @@ def test_unreadable_files_are_skipped_and_reported(tmp_path: Path) -> None:
     assert any(name == "files skipped" and "4" in value for name, value in describe_dataset(dataset))
 
 
+def test_images_in_formats_that_are_not_read_are_reported(tmp_path: Path) -> None:
+    """A folder of photos of which some are HEIC would be trained on the others without a word."""
+    make_classes(tmp_path)
+    red = Image.new("RGB", (12, 12), RED)
+    save(tmp_path / "red" / "a.JFIF", red, format="JPEG")
+    save(tmp_path / "red" / "b.jpe", red, format="JPEG")
+    save(tmp_path / "red" / "c.ppm", red)
+    (tmp_path / "red" / "d.HEIC").write_bytes(b"\0\0\0\x18ftypheic")
+    (tmp_path / "red" / "notes.txt").write_text("not an image")
+    dataset = load_dataset(DataSpec(str(tmp_path)), tmp_path)
+    assert len(dataset.train) + len(dataset.test) == 15 + 2
+    assert dataset.skipped == tuple(
+        f"{tmp_path}/red/{name}: {suffix} files are not read; convert it to PNG or JPEG"
+        for name, suffix in (("c.ppm", ".ppm"), ("d.HEIC", ".HEIC"))
+    )
+
+
+def test_links_to_folders_are_followed_once_and_never_to_other_classes(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
+    make_classes(root)
+    for number in range(3):
+        save(elsewhere / f"{number}.png", Image.new("RGB", (12, 12), RED))
+    (root / "red" / "linked").symlink_to(elsewhere)
+    (root / "red" / "again").symlink_to(elsewhere)
+    (root / "red" / "itself").symlink_to(root / "red")
+    (root / "red" / "all").symlink_to(root)
+    save(root / "red" / ".ipynb_checkpoints" / "0-checkpoint.png", Image.new("RGB", (12, 12), RED))
+    dataset = load_dataset(DataSpec(str(root)), tmp_path)
+    totals = torch.bincount(torch.cat([dataset.train.labels, dataset.test.labels]))
+    assert dict(zip(dataset.class_names, totals.tolist(), strict=True)) == {"blue": 5, "green": 5, "red": 8}
+
+
+def test_a_class_may_be_called_anything_that_programs_do_not_leave_behind(tmp_path: Path) -> None:
+    make_classes(tmp_path)
+    for name in ("__background__", "_noise_", "-dash", "__MACOSX", ".hidden"):
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            save(tmp_path / name / f"{number}.png", Image.new("RGB", (12, 12), RED))
+    names = load_dataset(DataSpec(str(tmp_path)), tmp_path).class_names
+    assert set(names) == {"blue", "green", "red", "__background__", "_noise_", "-dash"}
+
+
+def test_names_that_are_not_utf8_can_be_printed_and_stored(tmp_path: Path) -> None:
+    make_classes(tmp_path)
+    os.rename(os.fsencode(tmp_path / "red" / "0.png"), os.fsencode(tmp_path / "red") + b"/\xff.png")
+    os.rename(os.fsencode(tmp_path / "red"), os.fsencode(tmp_path) + b"/r\xe9d")
+    dataset = load_dataset(DataSpec(str(tmp_path)), tmp_path)
+    assert dataset.class_names == ("blue", "green", r"r\xe9d")
+    assert r"r\xe9d/\xff.png" in (*dataset.train.file_names, *dataset.test.file_names)
+
+
 def test_folders_with_too_few_classes_or_images_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no class, expected at least two"):
         load_dataset(DataSpec(str(tmp_path)), tmp_path)
@@ -271,6 +323,14 @@ def test_split_folders_are_found_in_any_case(train: str, test: str, tmp_path: Pa
     assert (len(dataset.train), len(dataset.test)) == (12, 6)
     assert dataset.split_by == f"folders {train} and {test}"
     assert dataset.test.file_names[0] == f"{test}/blue/0.png"
+
+
+@pytest.mark.parametrize("other", ["training", "Training"])
+def test_several_folders_of_training_images_are_refused(other: str, tmp_path: Path) -> None:
+    for name in ("train", other, "test"):
+        make_classes(tmp_path / name)
+    with pytest.raises(ValueError, match=rf"several folders of training images, .*{other}"):
+        load_dataset(DataSpec(str(tmp_path)), tmp_path)
 
 
 def test_a_class_called_train_beside_other_classes_is_a_class(tmp_path: Path) -> None:

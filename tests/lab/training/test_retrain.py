@@ -187,6 +187,9 @@ def test_what_cannot_be_done_is_named(
     ldam = execution.out / train(dataclasses.replace(whole, method="ldam"), execution)["folder"]
     with pytest.raises(ValueError, match=r"trained with ldam, .* neither norms nor biases"):
         retrain(ldam, "tau-norm", execution, tau=1.0)
+    balanced = execution.out / train(dataclasses.replace(whole, method="balanced"), execution)["folder"]
+    with pytest.raises(ValueError, match="balanced, which corrects for class sizes already"):
+        retrain(balanced, "adjust", execution, tau=1.0)
     for args, words in (
         (["--how", "adjust", "--tau", "-1"], "--tau must be 0 or more and finite, got -1"),
         (["--how", "crt", "--tau", "1"], "crt has no tau, got 1; leave --tau out"),

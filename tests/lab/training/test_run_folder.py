@@ -274,6 +274,13 @@ def test_a_file_is_replaced_whole_and_the_old_one_kept_if_asked(tmp_path: Path) 
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"a": b"three", "b": b"one"}
 
 
+def test_a_folder_in_the_place_of_a_file_is_named_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    (tmp_path / "found.csv").mkdir()
+    with pytest.raises(ValueError, match=r"found.csv is a folder, and cannot be written as a file"):
+        write_atomically(tmp_path / "found.csv", b"rows")
+    assert [path.name for path in tmp_path.iterdir()] == ["found.csv"]
+
+
 def test_a_row_says_where_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ICMIXUP_COMMIT", "abc1234")
     row = provenance(CPU)

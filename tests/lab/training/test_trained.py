@@ -107,6 +107,13 @@ def test_predict_reports_files_that_are_not_images_and_goes_on(
     assert len(to.read_text().splitlines()) == 2
 
 
+def test_a_file_that_is_given_twice_is_predicted_twice(root: Path, run: Path) -> None:
+    first, second = (root / "photos" / name / "0.png" for name in ("dark", "a, b"))
+    found = load_trained(run).predict([first, second, first])
+    assert [prediction.file for prediction in found] == [str(first), str(second), str(first)]
+    assert found[0] == found[2] != found[1]
+
+
 def test_grey_networks_read_colour_images_as_grey(tmp_path: Path) -> None:
     recipe = dataclasses.replace(QUICK, dataset="digits", per_class=5, epochs=1, batch_size=16)
     row = train(recipe, Execution(out=tmp_path, data_dir=tmp_path, device="cpu"))
@@ -121,7 +128,9 @@ def test_grey_networks_read_colour_images_as_grey(tmp_path: Path) -> None:
     [
         (["predict", "RUN", "nowhere.png"], "nowhere.png does not exist"),
         (["predict", "ROOT/photos", "ROOT/photos"], "is not the folder of a run"),
+        (["predict", "RUN", "RUN", "ROOT/photos"], "is the folder of a run, not of images; pass one run"),
         (["predict", "ROOT/runs", "ROOT/photos"], "contains 1 runs such as"),
+        (["predict", "RUN", "ROOT/photos", "--to", "ROOT"], "--to must be a file, for example"),
         (["predict", "ROOT/none.safetensors", "ROOT/photos"], "none.safetensors does not exist"),
         (["predict", "ROOT/foreign.safetensors", "ROOT/photos"], "was not written by icmixup export"),
         (["export", "RUN", "--to", "model.pt"], "--to must end in .safetensors"),

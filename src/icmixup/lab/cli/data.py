@@ -200,6 +200,11 @@ def check_folder(name: str) -> None:
     """Suggest a similar folder if a path does not exist; other names are checked by load_dataset."""
     from icmixup.lab.datasets import DATASETS
 
+    if any("\udc80" <= letter <= "\udcff" for letter in name):
+        raise ValueError(
+            f"the path {name!a} has bytes that are not UTF-8, which results could not contain; rename the "
+            "folder, or make a link to it"
+        )
     path = Path(name)
     if name.startswith("hf:") or path.is_dir() or os.sep not in name or is_features(name):
         return

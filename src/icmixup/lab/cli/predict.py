@@ -38,24 +38,27 @@ class PredictFlags:
     to: Path | None = None
     """CSV file to write; standard output by default."""
     device: str | None = None
-    """cpu, cuda, cuda:1 or mps; a GPU if there is one by default."""
+    """cpu, cuda or cuda:1; a GPU if there is one by default."""
     debug: Flag = False
     """Show a traceback with an error."""
 
 
 def run_predict(flags: PredictFlags) -> int:
     """Classify all images, write the CSV."""
+    from icmixup.lab.datasets.folder import printable
     from icmixup.lab.training.ranks import pick_device
     from icmixup.lab.training.trained import list_images, load_trained
 
     if not flags.paths:
         raise ValueError("no images to classify; pass image files or folders of them after the run")
+    if flags.to is not None and flags.to.is_dir():  # before anything is classified
+        raise ValueError(f"--to must be a file, for example {flags.to / 'predictions.csv'}, got a folder")
     paths = list(list_images(flags.paths))
     trained = load_trained(flags.run, pick_device(flags.device))
     skipped: list[ValueError] = []
     found = trained.predict(paths, skipped.append)
     for reason in skipped:
-        print_note(str(reason))
+        print_note(printable(str(reason)))
     if not found:
         raise ValueError(f"none of the {count(len(paths), 'file')} could be read")
     write_rows(found, flags.to)
@@ -68,10 +71,12 @@ def write_rows(found: list[Prediction], to: Path | None) -> None:
     writer.writerow(("file", "class", "probability"))
     writer.writerows((file, name, f"{probability:.6f}") for file, name, probability in found)
     if to is None:
+        if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may have bytes that are not UTF-8
+            sys.stdout.reconfigure(errors="surrogateescape")
         sys.stdout.write(text.getvalue())
     else:
         from icmixup.lab.training.run_folder import write_atomically
 
         to.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(to, text.getvalue().encode())
+        write_atomically(to, text.getvalue().encode(errors="surrogateescape"))
         print_note(f"written: {to}, {count(len(found), 'image')}")

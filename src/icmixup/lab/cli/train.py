@@ -77,14 +77,16 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str] = ()) 
     """
     recipe = resolve_recipe(flags.run_recipe(), recipe_name)
     from icmixup.lab.cli.data import load_data, settle_augmentation, settle_image_size
+    from icmixup.lab.comparison.overview import describe_leak
     from icmixup.lab.models import find_builder
-    from icmixup.lab.sweep import delete_runs, describe_reuse, find_finished
+    from icmixup.lab.sweep import check_out, delete_runs, describe_reuse, find_finished
     from icmixup.lab.sweep.progress import Display
     from icmixup.lab.training.loop import train
     from icmixup.lab.training.ranks import pick_device, world_size
 
     if world_size() > 1 and flags.where.fresh:
         raise ValueError("--fresh is not available under torchrun; use another --out folder")
+    check_out(flags.out)
     device = pick_device(flags.where.device)
     if recipe.model != LINEAR:
         find_builder(recipe.model)  # a mistyped name is reported before the data is read
@@ -102,6 +104,8 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str] = ()) 
         f"recipe {recipe_name}: {recipe.method} with {recipe.model}, {count(recipe.epochs, 'epoch')} of "
         f"{count(len(data.train), 'image')} of {recipe.dataset}, on {device.type}"
     )
+    if leak := describe_leak(data):
+        print_note(f"warning: {leak}")
     finished = find_finished([recipe], execution)
     with Display([recipe], stderr_console(), finished=finished, quiet_seconds=FIRST_LINES) as display:
         row = train(recipe, execution, functools.partial(display.update, recipe))

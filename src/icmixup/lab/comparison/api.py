@@ -7,12 +7,16 @@ import multiprocessing
 import re
 import sys
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
+from numbers import Integral
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.console import Console
+from torch import nn
 
 from icmixup._checks import check_choice
 from icmixup.lab.comparison.classes import write_class_files
@@ -28,13 +32,13 @@ from icmixup.lab.comparison.compare import (
     write_comparison,
 )
 from icmixup.lab.comparison.compare import compare as compare_recipes
-from icmixup.lab.comparison.overview import describe_comparison
+from icmixup.lab.comparison.overview import Overview, describe_comparison
 from icmixup.lab.comparison.result import ComparisonResult
 from icmixup.lab.comparison.tuning import Trial, tune_methods, write_tuning
 from icmixup.lab.datasets import Dataset, Examples
 from icmixup.lab.datasets.arrays import Data, Transform, make_dataset
 from icmixup.lab.models import MODELS, build_model, find_builder, is_own
-from icmixup.lab.models.own import ModelFactory, OwnModel, check_factory, factory_name
+from icmixup.lab.models.own import ModelFactory, OwnModel, check_factory, check_separate, factory_name
 from icmixup.lab.sweep import check_execution, describe_reuse, find_finished
 from icmixup.lab.sweep.budget import work
 from icmixup.lab.sweep.progress import Display
@@ -58,6 +62,11 @@ Methods = Sequence[str | Method] | Mapping[str, str | Method]
 BASE = dataclasses.replace(QUICK, padding=0, rotation=0.0)  # the user's data comes with its own transforms
 ADAMW: dict[str, object] = {"lr": 1e-3, "weight_decay": 0.05, "decay_norms": False}
 RECIPE_NAME = "python"
+OTHER_PRECISIONS = (torch.float16, torch.bfloat16, torch.float64)  # than that of the inputs
+# A flag of the command in a message, with its value if that is a number or one of a few words.
+FLAG = re.compile(
+    r"(?<![\w-])--(no-)?([a-z]+(?:-[a-z]+)*)(?: (\d[\d.]*(?:e[+-]?\d+)?(?<!\.)|cpu|float32|uniform)\b)?"
+)
 
 
 def compare(
@@ -128,7 +137,7 @@ def compare(
         test_transform=test_transform,
     )
     definitions, network = define(model, methods), model_name(model)
-    with definitions.registered():
+    with definitions.registered(), errors_about_arguments():
         names = check_methods(method_names(methods))
         check_inputs(names, data)
         check_classifier(names, network)
@@ -145,6 +154,30 @@ def compare(
         check_execution(execution)
         plan = Plan(recipe, names, seed_list(seeds), pick_baseline(names, baseline), execution, tune)
         return ComparisonResult(plan.run(intervals, progress), plan.folder, definitions)
+
+
+@contextmanager
+def errors_about_arguments() -> Iterator[None]:
+    """Errors name arguments of compare() instead of flags of the command."""
+    try:
+        yield
+    except ValueError as error:
+        if len(error.args) == 1:
+            error.args = (as_arguments(str(error)),)
+        raise
+
+
+def as_arguments(text: str) -> str:
+    """A message of the command in the words of Python: "use --batch-size 12" is "use batch_size=12"."""
+
+    def argument(flag: re.Match[str]) -> str:
+        negated, name, value = flag.groups()
+        name = name.replace("-", "_")
+        if value is not None:
+            return f"{name}={value if value[0].isdigit() else repr(value)}"
+        return f"{name}=False" if negated else name
+
+    return FLAG.sub(argument, text.replace("; --reuse takes them", ""))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,8 +214,11 @@ class Plan:
         console = Console(stderr=True, quiet=not progress)
         tuned = None if self.tune is None else self.tuned(self.tune, console)
         recipes = comparison_recipes(self.recipe, self.methods, self.seeds, tuned)
-        for note in describe_reuse(recipes, self.execution):
-            console.print(note, markup=False, highlight=False, soft_wrap=True)
+        overview = self.overview()
+        overview = dataclasses.replace(overview, warnings=tuple(map(as_arguments, overview.warnings)))
+        warned = [f"warning: {warning}" for warning in overview.warnings]
+        for note in (*warned, *describe_reuse(recipes, self.execution)):
+            console.print(as_arguments(note), markup=False, highlight=False, soft_wrap=True)
         with self.display(recipes, console) as display:
             comparison = compare_recipes(
                 self.recipe,
@@ -195,10 +231,14 @@ class Plan:
                 tuned=tuned,
             )
         for failure in comparison.failures:
-            warnings.warn(
-                f"{failure.method} seed {failure.seed} has no result: {failure.reason}", stacklevel=3
-            )
-        comparison = dataclasses.replace(comparison, overview=self.overview())
+            reason = as_arguments(failure.reason)
+            warnings.warn(f"{failure.method} seed {failure.seed} has no result: {reason}", stacklevel=3)
+        comparison = dataclasses.replace(
+            comparison,
+            overview=overview.as_json(),
+            verdict=as_arguments(comparison.verdict),
+            footnote=as_arguments(comparison.footnote),
+        )
         write_comparison(comparison, self.folder)
         if comparison.rows:
             counts = self.data.class_counts.tolist()
@@ -230,8 +270,8 @@ class Plan:
         )
         return tuning.best
 
-    def overview(self) -> dict[str, object]:
-        described = describe_comparison(
+    def overview(self) -> Overview:
+        return describe_comparison(
             self.recipe,
             self.data,
             self.methods,
@@ -240,7 +280,6 @@ class Plan:
             where=pick_device(self.execution.device).type,
             seconds=None,
         )
-        return described.as_json()
 
 
 def check_starting(workers: int) -> None:
@@ -325,14 +364,14 @@ def describe_method(method: Method) -> str:
 
 
 def seed_list(seeds: int | Sequence[int]) -> tuple[int, ...]:
-    if isinstance(seeds, int):
+    if isinstance(seeds, Integral):  # of NumPy as well
         if seeds < 1:
             raise ValueError(f"seeds must be at least 1, got {seeds}")
-        return tuple(range(seeds))
-    found = tuple(dict.fromkeys(seeds))
-    if not found or not all(isinstance(seed, int) for seed in found):
+        return tuple(range(int(seeds)))
+    found = tuple(dict.fromkeys(seeds)) if isinstance(seeds, Iterable) else ()
+    if not found or not all(isinstance(seed, Integral) for seed in found):
         raise ValueError(f"seeds must be a number, or whole numbers, got {seeds!r}")
-    return found
+    return tuple(map(int, found))
 
 
 def make_recipe(
@@ -344,13 +383,20 @@ def make_recipe(
         raise ValueError(f"optimizer must be {allowed}, got {optimizer!r}")
     check_settings(settings, data)
     chosen = {**(ADAMW if optimizer == "adamw" else {}), **settings}
-    chosen = {key: tuple(value) if isinstance(value, list) else value for key, value in chosen.items()}
+    chosen = {key: plain_value(value) for key, value in chosen.items()}
     if is_own(model):  # a CUDA graph would repeat what Python code of the network decided once
         chosen = {"graph": False, **chosen}
     task = {"dataset": name, "model": model, "method": "erm", "optimizer": optimizer}
     recipe = dataclasses.replace(BASE, **task, **chosen)  # type: ignore[arg-type]
     check_sizes(recipe, data)
     return recipe
+
+
+def plain_value(value: object) -> object:
+    """A setting as a recipe stores it: numbers of NumPy as Python's, lists as tuples."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return tuple(value) if isinstance(value, list) else value
 
 
 def check_settings(settings: Mapping[str, object], data: Dataset) -> None:
@@ -394,7 +440,7 @@ def check_classifier(methods: Sequence[str], network: str) -> None:
 
 
 def check_network(recipe: Recipe, data: Dataset) -> None:
-    """Raise an error if the network does not give one score per class."""
+    """Raise an error if the network does not give one score per class, or is not new in every run."""
     images = data.train.images
     if not is_own(recipe.model):
         find_builder(recipe.model)
@@ -404,7 +450,15 @@ def check_network(recipe: Recipe, data: Dataset) -> None:
                 "that builds your network as model"
             )
     channels, size = images.shape[1], images.shape[-1]
-    model = build_model(recipe.model, data.num_classes, channels=channels, seed=recipe.seed, image_size=size)
+
+    def build() -> nn.Module:
+        name, classes, seed = recipe.model, data.num_classes, recipe.seed
+        return build_model(name, classes, channels=channels, seed=seed, image_size=size)
+
+    model = build()
+    if is_own(recipe.model):
+        check_separate(model, build())
+        check_weights(model)
     scores = probe_scores(model, data)
     wanted = (min(2, len(data.train)), data.num_classes)
     if not isinstance(scores, torch.Tensor) or tuple(scores.shape) != wanted:
@@ -413,3 +467,32 @@ def check_network(recipe: Recipe, data: Dataset) -> None:
             f"the network must return {wanted} scores for {wanted[0]} examples of {data.num_classes} "
             f"classes, got {got}"
         )
+    check_scores(scores)
+
+
+def check_weights(model: nn.Module) -> None:
+    """Raise an error for a network that cannot be trained, or not on float32 inputs."""
+    if not any(weight.requires_grad for weight in model.parameters()):
+        raise ValueError("the network has no weights that require a gradient, so there is nothing to train")
+    if all(weight.dtype in OTHER_PRECISIONS for weight in model.parameters()):
+        kind = next(model.parameters()).dtype
+        raise ValueError(
+            f"the weights of the network are {kind}, but inputs are float32; build it in float32 (check "
+            'torch.set_default_dtype), and set precision="bfloat16" for autocast'
+        )
+
+
+def check_scores(scores: torch.Tensor) -> None:
+    """Raise an error for probabilities and their logarithms.
+
+    Every loss applies a softmax of its own, and the pair axis compares scores of different images, which a
+    log_softmax shifts.
+    """
+    rows = scores.double()
+    for kind, softmax, shares in (("", "softmax", rows), ("log-", "log_softmax", rows.exp())):
+        sums = shares.sum(dim=1)
+        if bool((shares >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-4):
+            raise ValueError(
+                f"the network returns {kind}probabilities; it must return the scores (logits) before them: "
+                f"remove its {softmax}"
+            )

@@ -32,7 +32,8 @@ from icmixup.lab.training.features import mixes_features
 from icmixup.lab.training.predictions import read_predictions
 from icmixup.lab.training.ranks import rank
 from icmixup.lab.training.recipe import Recipe, read_recipe
-from icmixup.lab.training.run_folder import Row, write_atomically
+from icmixup.lab.training.run_folder import TRIALS_FOLDER, Row, write_atomically
+from icmixup.lab.training.stored import read_run_names
 from icmixup.methods import find_method
 
 EVEN_METHODS = ("erm", "mixup", "ic-mixup", "cutmix", "ic-cutmix", "regmixup", "ic-regmixup")
@@ -49,6 +50,16 @@ LONG_TAIL_METHODS = (
 )
 INTERVALS = ("both", "seeds")
 Tuned = Mapping[str, Mapping[str, float]]  # by method, fields of its recipe
+RESERVED = (TRIALS_FOLDER, "features", "budgets.json")  # in the folder of all runs
+# Files of a comparison that not every one has: confusions are by method, and others depend on flags.
+OPTIONAL_FILES = (
+    "comparison.png",
+    "confused_pairs.csv",
+    "confusion.*.csv",
+    "per_class.csv",
+    "report.html",
+    "tuning.csv",
+)
 NO_PREDICTIONS = "no predictions of test images"
 LONG_TAIL_RATIO = 2  # of the largest to the smallest class, from which on class sizes matter
 
@@ -290,6 +301,8 @@ def comparison_folder(out: Path, name: str) -> Path:
     """out / name; a ValueError if the name is not that of a folder, or is taken by a run."""
     if name in ("", ".", "..") or Path(name).name != name:
         raise ValueError(f"--name must be the name of a folder, without / or .., got {name!r}")
+    if name in RESERVED:
+        raise ValueError(f"--name {name!r} is what icmixup itself stores in {out}; use another name")
     if (out / name / "recipe.json").exists() or (out / name).is_file():
         raise ValueError(f"--name {name!r} is taken by a run or a file in {out}; use another name")
     return out / name
@@ -302,6 +315,25 @@ def write_comparison(comparison: Comparison, folder: Path) -> tuple[Path, Path]:
     write_atomically(paths[0], json.dumps(comparison_as_json(comparison), indent=1, allow_nan=False).encode())
     write_atomically(paths[1], comparison_as_csv(comparison).encode())
     return paths
+
+
+def replaces_other_runs(comparison: Comparison, folder: Path) -> bool:
+    """Whether the folder has the files of a comparison of other runs, for example with the same --name."""
+    stored = folder / "comparison.json"
+    if not stored.exists():
+        return False
+    now = {name for row in comparison.rows for name in row.get("fold_folders") or [row["folder"]]}
+    try:
+        return set(read_run_names(stored)) != now
+    except ValueError:  # a damaged file, which is written again
+        return True
+
+
+def remove_outdated(folder: Path, written: Sequence[Path]) -> None:
+    """Delete the files of an earlier comparison in this folder that the present one did not write again."""
+    for pattern in OPTIONAL_FILES:
+        for path in set(folder.glob(pattern)) - set(written):
+            path.unlink()
 
 
 def read_comparison(path: Path) -> Comparison:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from icmixup.lab.comparison.correction import FIRST_LOOK
 from icmixup.lab.datasets import Dataset, Examples
+from icmixup.lab.datasets.duplicates import count_copies, count_duplicates
 from icmixup.lab.models import build_model, is_own
 from icmixup.lab.sweep.progress import duration
 from icmixup.lab.training.recipe import FEWEST_STEPS, Recipe, images_per_epoch
@@ -195,7 +196,34 @@ def find_warnings(recipe: Recipe, data: Dataset, tested: int | None = None) -> l
     if missing:
         names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         found.append(f"{len(missing)} of {data.num_classes} classes have no test images: {names}")
+    if leak := describe_leak(data, folds=recipe.folds is not None):
+        found.append(leak)
     return found
+
+
+def describe_leak(data: Dataset, *, folds: bool = False) -> str:
+    """A warning if test images are also training images, otherwise an empty string.
+
+    Args:
+        folds: data is one of the folds of cross-validation.
+    """
+    if folds:
+        copies, images = count_copies(data), len(data.train) + len(data.test)
+        if not copies:
+            return ""
+        return (
+            f"{copies:,} of {images:,} images are identical to another one: networks are tested on copies of "
+            "images that they were trained on, and accuracies do not show what new images would get; remove "
+            "the copies"
+        )
+    leaked, other_label = count_duplicates(data)
+    if not leaked:
+        return ""
+    wrong = f", {other_label:,} of them with another label" if other_label else ""
+    return (
+        f"{leaked:,} of {len(data.test):,} test images are identical to a training image{wrong}: accuracies "
+        "do not show what new images would get; remove them from one of the two"
+    )
 
 
 def untested_classes(labels: Tensor, class_names: Sequence[str]) -> list[str]:

@@ -44,6 +44,14 @@ class ComparisonResult:
         """One sentence: the best method or the best group, and what would settle the question."""
         return self.comparison.verdict
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Why data or settings may not answer which method is better, for example test data that was trained
+        on; empty if nothing was found."""
+        found = self.comparison.overview.get("warnings", ())
+        assert isinstance(found, tuple | list)
+        return tuple(map(str, found))
+
     def table(self, width: int = FILE_WIDTH) -> str:
         """The table that `icmixup compare` prints, with verdict and footnote.
 

@@ -9,20 +9,27 @@ torch Dataset    items (input, label), read again in every epoch
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
-from icmixup.lab.datasets.examples import Examples, Indexable, read_item, seeded_generators
+from icmixup.lab.datasets.examples import (
+    Examples,
+    Indexable,
+    is_channels_last,
+    read_item,
+    seeded_generators,
+)
 from icmixup.lab.datasets.subsets import Dataset, Split, measure_statistics
 
 Array = Tensor | npt.NDArray[np.generic]
 Data = tuple[Array, Array] | Indexable
 Transform = Callable[[Tensor], object]
-CHANNELS = (1, 3)
+READ_TWICE = 8  # test examples, to see whether they change
 NAMED = 10  # labels that an error message lists
 
 
@@ -43,6 +50,7 @@ def make_dataset(
         class_names: of labels 0, 1, ...; the numbers by default.
         transform, test_transform: applied to every input whenever it is read; may be random in training.
     """
+    check_columns(train, test)
     splits = [
         read_split("train", train, transform, class_names),
         read_split("test", test, test_transform, class_names),
@@ -94,8 +102,7 @@ def as_inputs(part: str, values: Array) -> Tensor:
         return tensor.float()
     if array.ndim == 3:
         return tensor[:, None]
-    channels_last = array.shape[1] not in CHANNELS and array.shape[3] in CHANNELS
-    return tensor.permute(0, 3, 1, 2).contiguous() if channels_last else tensor
+    return tensor.permute(0, 3, 1, 2).contiguous() if is_channels_last(array.shape[1:]) else tensor
 
 
 def as_labels(part: str, values: object) -> Tensor:
@@ -112,10 +119,12 @@ def as_labels(part: str, values: object) -> Tensor:
 
 def read_examples(part: str, source: Indexable, transform: Transform | None) -> Split:
     """A torch Dataset as a split; every item is read once for its label."""
-    if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+    iterable = isinstance(source, IterableDataset)
+    if iterable or not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise ValueError(
             f"{part} must be (inputs, labels) or a torch Dataset with __len__ and __getitem__, got "
-            f"{type(source).__name__}"
+            f"{type(source).__name__}{', which can only be iterated over' if iterable else ''}; list(...) of "
+            "what it yields is one, if it fits into memory"
         )
     if len(source) == 0:
         raise ValueError(f"{part} is empty")
@@ -125,7 +134,23 @@ def read_examples(part: str, source: Indexable, transform: Transform | None) -> 
         labels = [read_item(source, row)[1] for row in range(len(source))]
     tensor = as_labels(part, np.array([int_label(part, row, label) for row, label in enumerate(labels)]))
     rows = torch.arange(len(source))
-    return Split(Examples(source, rows, tuple(first.shape), first.dtype, transform), tensor)
+    examples = Examples(source, rows, tuple(first.shape), first.dtype, transform)
+    if part == "test":
+        check_repeatable(examples[:READ_TWICE])
+    return Split(examples, tensor)
+
+
+def check_repeatable(test: Examples) -> None:
+    """Raise an error if test examples change from one time to the next: methods would be tested on others.
+
+    Transforms that draw from the global generators do not, because these are seeded for every example.
+    """
+    first, again = test.read(0), test.read(0)
+    if not torch.equal(first.nan_to_num(), again.nan_to_num()):
+        raise ValueError(
+            "examples of test are not the same when they are read twice: their transform draws from a "
+            "generator of its own, or depends on what was read before; a test set must not be random"
+        )
 
 
 def int_label(part: str, row: int, label: object) -> int:
@@ -133,6 +158,19 @@ def int_label(part: str, row: int, label: object) -> int:
     if not isinstance(number, int) or isinstance(number, bool):
         raise ValueError(f"the label of item {row} of {part} must be a whole number, got {label!r}")
     return number
+
+
+def check_columns(train: Data, test: Data) -> None:
+    """Raise an error for data frames whose columns differ: as arrays, they would be taken for the same."""
+    tables = [getattr(data[0], "columns", None) for data in (train, test) if isinstance(data, tuple) and data]
+    columns = [list(names) for names in tables if names is not None]
+    if len(columns) == 2 and columns[0] != columns[1]:
+        pairs = enumerate(zip_longest(*columns))
+        place, (first, second) = next((k, pair) for k, pair in pairs if pair[0] != pair[1])
+        raise ValueError(
+            f"train and test have other columns, or another order of them: column {place} is {first!r} in "
+            f"train and {second!r} in test; use test[train.columns]"
+        )
 
 
 def check_alike(train: Split, test: Split) -> None:
@@ -162,6 +200,9 @@ def check_labels(train: Tensor, test: Tensor, class_names: Sequence[str] | None)
         raise ValueError(
             f"labels must be 0 to {count - 1} without gaps, but train has no example of {name_some(empty)}"
         )
+    if class_names is not None and len(set(class_names)) < count:
+        twice = next(name for name in class_names if list(class_names).count(name) > 1)
+        raise ValueError(f"class_names has {twice!r} more than once; every class needs a name of its own")
     if max(seen) >= count:
         raise ValueError(f"the highest label is {max(seen)}, but there are {count} class_names")
     if count < 2:

@@ -18,7 +18,12 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
+# Images in formats that are not read: they are reported, so that no part of a dataset is missing unnoticed.
+OTHER_SUFFIXES = frozenset(
+    {".avif", ".heic", ".heif", ".jp2", ".jxl", ".pgm", ".pnm", ".ppm", ".psd", ".svg", ".tga"}
+    | {".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".rw2"}  # raw files of cameras
+)
 # Pillow reads many more formats, whose decoders are rarely used and rarely tested.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 INTERPOLATIONS = {
@@ -81,7 +86,7 @@ def read_shape(file: ImageFile) -> Shape | str:
         with file.open() as stream, Image.open(stream, formats=FORMATS) as image:
             return displayed_shape(image)
     except Exception as error:
-        return describe_error(error)
+        return describe_error(error, file.name)
 
 
 def displayed_shape(image: Image.Image) -> Shape:
@@ -90,11 +95,15 @@ def displayed_shape(image: Image.Image) -> Shape:
     return Shape(image.width, image.height) if turned else Shape(image.height, image.width)
 
 
-def describe_error(error: Exception) -> str:
+def describe_error(error: Exception, name: str) -> str:
     """The reason why a file cannot be read; a broken file can raise nearly anything."""
-    text = str(error)
+    text, suffix = str(error), Path(name).suffix
     # Pillow names the stream that it was given, which is not the name of a file.
-    return "not an image in a known format" if "cannot identify" in text else text or type(error).__name__
+    if "cannot identify" not in text:
+        return text or type(error).__name__
+    if suffix.lower() in OTHER_SUFFIXES:
+        return f"{suffix} files are not read; convert it to PNG or JPEG"
+    return "not an image in a known format"
 
 
 def decode_square(file: ImageFile, size: int) -> Tensor | str:
@@ -103,7 +112,7 @@ def decode_square(file: ImageFile, size: int) -> Tensor | str:
         with file.open() as stream, Image.open(stream, formats=FORMATS) as image:
             return to_square(image, size)
     except Exception as error:
-        return describe_error(error)
+        return describe_error(error, file.name)
 
 
 def to_square(image: Image.Image, size: int) -> Tensor:
@@ -133,7 +142,7 @@ def decode_photo(
             image.draft(image.mode, (REDUCING_GAP * shape.width, REDUCING_GAP * shape.height))
             return np.asarray(to_shape(image, shape, INTERPOLATIONS[interpolation]))
     except Exception as error:
-        return describe_error(error)
+        return describe_error(error, file.name)
 
 
 def to_shape(image: Image.Image, shape: Shape, filter: Image.Resampling) -> Image.Image:

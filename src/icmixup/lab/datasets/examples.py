@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
+
+from icmixup.lab.datasets.decode import to_rgb
 
 BLOCK = 256  # examples that are in memory at a time where all of them are read
 GLOBAL_GENERATORS = threading.RLock()  # all threads share them
@@ -119,12 +122,14 @@ def read_item(
             "dataset in one that returns such pairs"
         )
     found = as_input(item[0], row)
-    return (found if transform is None else as_input(transform(found), row)), item[1]
+    # A copy, since transforms may work in place, and the item may be a view of the user's data.
+    return (found if transform is None else as_input(transform(found.clone()), row)), item[1]
 
 
 def as_input(value: object, row: int) -> Tensor:
-    """One input as a tensor: images of PIL and bytes of NumPy, (H, W) or (H, W, channels), as (channels, H,
-    W) uint8; everything else as float32."""
+    """One input as a tensor: images as (channels, H, W) uint8, everything else as float32."""
+    if isinstance(value, Image.Image):
+        return picture(value)
     if isinstance(value, Tensor):
         return as_bytes_or_floats(value)
     array = np.asarray(value)
@@ -132,14 +137,33 @@ def as_input(value: object, row: int) -> Tensor:
         raise ValueError(
             f"input {row} is {type(value).__name__}; inputs must be images, arrays or tensors of numbers"
         )
-    if array.dtype != np.uint8:
-        return as_bytes_or_floats(torch.from_numpy(np.ascontiguousarray(array)))
-    if array.ndim == 2:
-        array = array[:, :, None]
-    image = array.transpose(2, 0, 1) if array.ndim == 3 else array
-    return as_bytes_or_floats(torch.from_numpy(np.array(image)))
+    if array.dtype == np.uint8 and array.ndim == 2:
+        array = array[None]
+    return as_bytes_or_floats(torch.from_numpy(np.array(array)))
+
+
+def picture(image: Image.Image) -> Tensor:
+    """(channels, H, W) of an image of PIL: grey, RGB and RGBA as they are, palettes and others as RGB."""
+    if image.mode == "1":
+        image = image.convert("L")
+    elif image.mode not in ("L", "RGB", "RGBA", "F") and not image.mode.startswith("I"):
+        image = to_rgb(image)  # the bytes of a palette are numbers of colours
+    array = np.array(image)
+    array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor if tensor.dtype == torch.uint8 else tensor.float()
 
 
 def as_bytes_or_floats(value: Tensor) -> Tensor:
-    """(channels, H, W) bytes stay bytes, which are normalised later; other numbers become float32."""
-    return value if value.dtype == torch.uint8 and value.dim() == 3 else value.float()
+    """Images, (channels, H, W) or (H, W, channels) bytes, stay bytes, which are normalised later; other
+    numbers become float32."""
+    if value.dtype != torch.uint8 or value.dim() != 3:
+        return value.float()
+    return value.permute(2, 0, 1).contiguous() if is_channels_last(value.shape) else value
+
+
+def is_channels_last(shape: Sequence[int]) -> bool:
+    """Whether images of three dimensions are (H, W, channels) rather than (channels, H, W): only the last
+    dimension can be the channels of a grey, RGB or RGBA image."""
+    first, last = shape[0], shape[-1]
+    return (last in (1, 3) and first not in (1, 3)) or (last == 4 and first not in (1, 3, 4))

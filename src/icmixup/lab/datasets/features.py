@@ -73,15 +73,17 @@ def read_split(path: Path, part: str, arrays: Arrays) -> Split:
             f"{path}: {part}_labels must be {features.shape[:1]} integers, one for each row of "
             f"{part}_features, got {labels.shape} {labels.dtype}"
         )
+    with np.errstate(over="ignore"):
+        features = features.astype(np.float32)
     rows = np.flatnonzero(~np.isfinite(features).all(axis=1))
     if len(rows):
         raise ValueError(
-            f"{path}: {len(rows)} of {len(features)} rows of {part}_features are not finite, the first is "
-            f"row {rows[0]}"
+            f"{path}: {len(rows)} of {len(features)} rows of {part}_features are not finite in float32, the "
+            f"first is row {rows[0]}"
         )
     if len(labels) == 0 or labels.min() < 0:
         raise ValueError(f"{path}: {part}_labels must be 0 or more, and there must be at least one")
-    return Split(torch.from_numpy(features.astype(np.float32)), torch.from_numpy(labels.astype(np.int64)))
+    return Split(torch.from_numpy(features), torch.from_numpy(labels.astype(np.int64)))
 
 
 def read_names(path: Path, arrays: Arrays, train: Split, test: Split) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ A file that cannot be read is reported and skipped; it is an error only if its c
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from icmixup.lab.datasets.cache import Job, decode_photos
 from icmixup.lab.datasets.decode import (
+    OTHER_SUFFIXES,
     SUFFIXES,
     ImageFile,
     Shape,
@@ -35,6 +37,7 @@ SAMPLED = 500  # files whose headers are read to choose a size
 # Names of split folders, in any case; the first that has classes is used.
 TRAIN_FOLDERS = ("train", "training")
 TEST_FOLDERS = ("test", "testing", "val", "valid", "validation")
+NOT_CLASSES = ("__MACOSX", "__pycache__")  # folders that programs leave behind; hidden ones are ignored too
 HELD_OUT = 5  # one image in five is held out if there is no test set
 
 
@@ -76,12 +79,12 @@ class Listed(NamedTuple):
 def list_folder(root: Path) -> Listed:
     """The image files of a folder that `read_folder` reads."""
     train_root, test_root = find_splits(root)
-    names = _list_classes(train_root)
-    check_class_names(names, str(train_root), "make one folder per class, with images in it")
-    train_files = list_files(train_root, names)
+    folders = _list_classes(train_root)
+    check_class_names(folders, str(train_root), "make one folder per class, with images in it")
+    train_files, names = list_files(train_root, folders), tuple(map(printable, folders))
     if test_root is None:
         return Listed(train_files, [], names, "")
-    test_files = list_files(test_root, names)
+    test_files = list_files(test_root, folders)
     return Listed(train_files, test_files, names, f"folders {train_root.name} and {test_root.name}")
 
 
@@ -91,13 +94,20 @@ def find_splits(root: Path) -> tuple[Path, Path | None]:
     A split contains folders and no images of its own. If a folder beside them contains images, it is a class,
     and so is `train`.
     """
-    by_name = {name.lower(): root / name for name in _list_classes(root)}
-    is_split = {name for name, folder in by_name.items() if _list_classes(folder) and not has_images(folder)}
-    trains = [by_name[name] for name in TRAIN_FOLDERS if name in is_split]
-    tests = [by_name[name] for name in TEST_FOLDERS if name in is_split]
-    others = set(by_name) - {*TRAIN_FOLDERS, *TEST_FOLDERS}
-    if not trains or any(has_images(by_name[name]) for name in others):
+    folders = [root / name for name in _list_classes(root)]
+    splits = [folder for folder in folders if _list_classes(folder) and not has_images(folder)]
+    trains, tests = (
+        [folder for name in names for folder in splits if folder.name.lower() == name]
+        for names in (TRAIN_FOLDERS, TEST_FOLDERS)
+    )
+    known = {*TRAIN_FOLDERS, *TEST_FOLDERS}
+    if not trains or any(has_images(folder) for folder in folders if folder.name.lower() not in known):
         return root, None
+    if len(trains) > 1:
+        raise ValueError(
+            f"{root} has several folders of training images, {' and '.join(one.name for one in trains)}: "
+            "keep one of them"
+        )
     return trains[0], tests[0] if tests else None
 
 
@@ -107,23 +117,36 @@ def has_images(folder: Path) -> bool:
 
 
 def is_image(path: Path) -> bool:
-    """Whether a path is to be read as an image; a broken link is, so that it is reported as unreadable."""
-    named = path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+    """Whether a path is to be read as an image; a broken link and a file in a format that is not read are, so
+    that they are reported as unreadable."""
+    named = path.suffix.lower() in SUFFIXES | OTHER_SUFFIXES and not path.name.startswith(".")
     return named and (path.is_file() or (path.is_symlink() and not path.exists()))
 
 
 def name_from(split: Split, root: Path) -> Split:
     """The split with file names relative to the dataset's folder."""
-    names = tuple(Path(name).relative_to(root).as_posix() for name in split.file_names)
+    prefix = Path(printable(str(root)))
+    names = tuple(Path(name).relative_to(prefix).as_posix() for name in split.file_names)
     return replace(split, file_names=names)
 
 
+def printable(name: str) -> str:
+    r"""A name with bytes that are not UTF-8, as old archives have them, written as \xff: such a name could
+    not be printed or stored."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
 def _list_classes(folder: Path) -> tuple[str, ...]:
-    """Names of the class folders, sorted, without hidden folders and `__MACOSX`."""
+    """Names of the class folders, sorted."""
     if not folder.is_dir():
         return ()
     found = (entry.name for entry in folder.iterdir() if entry.is_dir())
-    return tuple(sorted(name for name in found if not name.startswith((".", "__"))))
+    return tuple(sorted(name for name in found if is_visible(name)))
+
+
+def is_visible(name: str) -> bool:
+    """Whether a folder of this name may contain images of the user."""
+    return not name.startswith(".") and name not in NOT_CLASSES
 
 
 def check_class_names(names: Sequence[str], where: str, remedy: str) -> None:
@@ -145,9 +168,34 @@ def list_files(folder: Path, names: Sequence[str]) -> list[ImageFile]:
 
 
 def _class_files(folder: Path, label: int) -> Iterator[ImageFile]:
-    for path in sorted(folder.rglob("*")):
-        if is_image(path):
-            yield ImageFile(str(path), partial(_open_path, path), label, path)
+    for path in find_images(folder):
+        yield ImageFile(printable(str(path)), partial(_open_path, path), label, path)
+
+
+def find_images(folder: Path) -> list[Path]:
+    """All image files in a folder and the folders inside of it, sorted; none if it does not exist.
+
+    Links to folders are followed, each folder once, but not a link to a folder around this one, which
+    contains the images of other classes as well.
+    """
+    if not folder.is_dir():
+        return []
+    around = {str(parent) for parent in folder.resolve().parents}
+    seen: set[str] = set()
+    found: list[Path] = []
+    for root, folders, names in os.walk(folder, followlinks=True, onerror=_raise):
+        place = os.path.realpath(root)
+        if place in seen or place in around:
+            folders.clear()
+            continue
+        seen.add(place)
+        folders[:] = filter(is_visible, folders)
+        found += [path for path in (Path(root, name) for name in names) if is_image(path)]
+    return sorted(found)
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _open_path(path: Path) -> IO[bytes]:

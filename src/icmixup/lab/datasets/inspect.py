@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from icmixup.lab.datasets import STATISTICS, Dataset, DataSpec, Split, load_dataset, measure_statistics
+from icmixup.lab.datasets import STATISTICS, Dataset, DataSpec, load_dataset, measure_statistics
 from icmixup.lab.datasets.cifar import LAYOUTS, NUM_CLASSES, TEST_IMAGES, TRAIN_IMAGES, find_layout
+from icmixup.lab.datasets.duplicates import count_duplicates
 
 MEAN_TOLERANCE = 1e-4
 
@@ -99,7 +99,7 @@ def _general_checks(dataset: Dataset) -> Iterator[Check]:
         f", first {dataset.skipped[0]}" if dataset.skipped else ""
     )
     yield Check("every file could be read", skipped, not dataset.skipped)
-    duplicates = count_duplicates(dataset)
+    duplicates = count_duplicates(dataset).images
     # CIFAR-100 as published has ten; ciFAIR was made to remove them.
     otherwise = None if dataset.name in STATISTICS else False
     yield Check(
@@ -123,14 +123,3 @@ def _published_checks(dataset: Dataset) -> Iterator[Check]:
         " ".join(f"{m:.5f}" for m in mean),
         deviation < MEAN_TOLERANCE,
     )
-
-
-def count_duplicates(dataset: Dataset) -> int:
-    """Number of test images that are identical to a training image."""
-    train = set(_digests(dataset.train))
-    return sum(digest in train for digest in _digests(dataset.test))
-
-
-def _digests(split: Split) -> Iterator[bytes]:
-    for block in split.blocks(256):
-        yield from (hashlib.sha256(image.tobytes()).digest() for image in block.numpy())

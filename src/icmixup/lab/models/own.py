@@ -63,6 +63,25 @@ def check_factory(model: object) -> None:
         raise ValueError(f"model must be a name or a function that builds a network, got {model!r}")
 
 
+def check_separate(first: nn.Module, second: nn.Module) -> None:
+    """Raise an error if two networks of one factory share weights: a run would begin where another ended."""
+    known = {id(weight) for weight in first.parameters()} | {id(owner) for owner in buffer_owners(first)}
+    shared = [name for name, weight in second.named_parameters() if id(weight) in known]
+    shared += [name for owner, name in buffer_owners(second).items() if id(owner) in known]
+    if shared:
+        raise ValueError(
+            "model must build a network with weights of its own whenever it is called, but two calls share "
+            f"{shared[0] or 'the network itself'}{' and others' if len(shared) > 1 else ''}: a run would "
+            "start from weights that another one trained; create all modules inside the function, or use "
+            "copy.deepcopy there"
+        )
+
+
+def buffer_owners(model: nn.Module) -> dict[nn.Module, str]:
+    """Modules with buffers of their own, such as the running statistics of BatchNorm, and their names."""
+    return {module: name for name, module in model.named_modules() if module._buffers}
+
+
 def factory_name(factory: object) -> str:
     """A name for folders and tables: that of the function or class."""
     factory = getattr(factory, "func", factory)  # of functools.partial

@@ -76,7 +76,15 @@ def run_recipes(
     return [collector.rows[recipe] for recipe in recipes if recipe in collector.rows]
 
 
+def check_out(out: Path) -> None:
+    """Raise an error if the folder of all runs cannot be made, before anything is trained."""
+    nearest = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise ValueError(f"--out {out} cannot be a folder, because {nearest} is a file; use another path")
+
+
 def check_execution(execution: Execution) -> None:
+    check_out(execution.out)
     engine, device, workers = execution.engine, execution.device, execution.workers
     check_choice("engine", engine, ENGINES)
     if engine == "ray" and device not in (None, "cpu", "cuda"):

@@ -231,8 +231,8 @@ def split_scores(
         side = split.images.shape[-1] if split.images.dim() == 4 else 1
         for images in split.blocks(batch_size or test_batch_size(side, device)):
             images = images.to(device)
-            # Features and other floats stay as they are.
-            inputs = normalise(images, mean, std) if images.dtype == torch.uint8 else images
+            # Features and other floats stay as they are; a network may change its inputs in place.
+            inputs = normalise(images, mean, std) if images.dtype == torch.uint8 else images.clone()
             blocks.append(model(inputs).float())
     # Copied once at the end, to avoid a synchronisation after each block.
     return torch.cat(blocks).cpu()

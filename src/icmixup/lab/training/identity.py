@@ -142,7 +142,7 @@ def describe_scores(model: nn.Module, data: Dataset) -> str:
 
 def probe_scores(model: nn.Module, data: Dataset, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """(2, C) scores of the first two training examples, in evaluation mode, on the CPU."""
-    inputs = next(data.train.blocks(2)).cpu()
+    inputs = next(data.train.blocks(2)).cpu().clone()  # a network may change its inputs in place
     if inputs.dtype == torch.uint8:
         inputs = normalise(inputs, torch.tensor(data.mean), torch.tensor(data.std))
     with torch.inference_mode():

@@ -108,7 +108,8 @@ def finished_row(run: Run) -> Row | None:
     try:
         read_predictions(run.folder)
     except ValueError as error:
-        warnings.warn(f"{error}; {run.folder.name} is evaluated again", stacklevel=2)
+        reason = str(error).removesuffix(f"; {REMEDY}")
+        warnings.warn(f"{reason}; {run.folder.name} is evaluated again", stacklevel=2)
         return None
     return row
 

@@ -168,7 +168,7 @@ class Subset:
     fraction: float = 1.0
     """Fraction of the training images of each class to use."""
     per_class: int | None = None
-    """Maximum number of training images per class."""
+    """Training images per class, at most those of the smallest class; all of them by default."""
     imbalance: float = 1.0
     """Size of the smallest class relative to the largest: 0.01 (or 100) makes a long tail."""
     data_seed: int = 0

@@ -88,6 +88,13 @@ def retrained_recipe(run: Run, how: After, tau: float | None, epochs: int | None
         return replace(recipe, after=how, after_epochs=epochs or max(1, math.ceil(EPOCHS_SHARE * most)))
     if epochs is not None:
         raise ValueError(f"{how} trains nothing, got epochs={epochs}; leave --epochs out")
+    balanced = recipe.method_at(0).class_sizes in ("adjust", "adjust-clean")
+    if how == "adjust" and (balanced or recipe.sampler == "class-balanced"):
+        what = recipe.method if balanced else "--sampler class-balanced"
+        raise ValueError(
+            f"{folder} was trained with {what}, which corrects for class sizes already, and adjust would do "
+            "so again; pass a run without it, for example of erm"
+        )
     if tau is None and not recipe.held_out:
         raise ValueError(
             f"{folder} held out no images to choose tau on; pass --tau (1 is usual), or train with "

@@ -202,6 +202,8 @@ def read_checkpoint(
 def write_atomically(path: Path, content: bytes, keep: Path | None = None) -> None:
     """Write to a temporary file, flush it to disk, rename it; an existing file is moved to `keep` if
     given."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder, and cannot be written as a file; use another name")
     beside = temporary_path(path)
     try:
         with beside.open("wb") as file:

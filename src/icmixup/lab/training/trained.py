@@ -19,8 +19,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from icmixup.lab.augment import normalise
-from icmixup.lab.datasets.decode import FORMATS, read_center, to_square
-from icmixup.lab.datasets.folder import is_image
+from icmixup.lab.datasets.decode import FORMATS, describe_error, read_center, to_square
+from icmixup.lab.datasets.folder import find_images
 from icmixup.lab.models import build_model
 from icmixup.lab.training.evaluate import evaluation_mode
 from icmixup.lab.training.identity import autocast_dtype
@@ -85,17 +85,19 @@ class Trained:
         """
         found: list[Prediction] = []
         for start in range(0, len(paths), BATCH):
-            images: dict[str, Tensor] = {}
+            files: list[str] = []
+            images: list[Tensor] = []
             for path in paths[start : start + BATCH]:
                 try:
-                    images[str(path)] = self.read(path)
+                    images.append(self.read(path))
+                    files.append(str(path))
                 except ValueError as error:
                     if on_error is None:
                         raise
                     on_error(error)
             if images:
-                tops = self.probabilities(torch.stack(list(images.values()))).max(dim=1)
-                for file, probability, label in zip(images, *(top.tolist() for top in tops), strict=True):
+                tops = self.probabilities(torch.stack(images)).max(dim=1)
+                for file, probability, label in zip(files, *(top.tolist() for top in tops), strict=True):
                     found.append(Prediction(file, self.inputs.class_names[label], probability))
         return found
 
@@ -104,15 +106,22 @@ class Trained:
         try:
             with Image.open(path, formats=FORMATS) as image:
                 return self.prepare(image)
-        except Exception as error:  # a broken file can raise nearly anything
-            raise ValueError(f"{path} cannot be read as an image: {error}") from error
+        except Exception as error:
+            raise ValueError(
+                f"{path} cannot be read as an image: {describe_error(error, str(path))}"
+            ) from error
 
 
 def list_images(paths: Sequence[Path]) -> Iterator[Path]:
     """Image files: those named, and all inside of folders that are named, in a fixed order."""
     for path in paths:
         if path.is_dir():
-            inside = [file for file in sorted(path.rglob("*")) if is_image(file)]
+            if (path / "recipe.json").exists():
+                raise ValueError(
+                    f"{path} is the folder of a run, not of images; pass one run, and images after it (a "
+                    "pattern such as runs/photos.* can match several runs)"
+                )
+            inside = find_images(path)
             if not inside:
                 raise ValueError(f"{path} contains no image files")
             yield from inside
