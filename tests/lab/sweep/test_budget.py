@@ -222,14 +222,13 @@ def test_what_can_be_added_is_the_method_dropped_last_or_a_seed_but_not_more_tha
 
 def test_time_that_stays_unused_is_explained() -> None:
     fit = Fit(60, 2, ("erm", "mixup", "ic-mixup"))
-    assert describe_use(ask(), fit, 86.0, 120.0, 100.0) == ""
-    assert describe_use(ask(), fit, 70.0, 112.0, 100.0) == (
-        "about 70 % of the time is used: cutmix as well would take 112 %"
+    method, seed = fit._replace(methods=NAMES), fit._replace(seeds=3)
+    assert describe_use(fit, 86.0, [(method, 120.0)], 100.0) == ""
+    assert describe_use(fit, 140.0, [(method, 224.0), (seed, 206.0)], 200.0) == (
+        "about 70 % of the time is used: cutmix as well would take 112 % and seed 3 of each method would "
+        "take 103 %"
     )
-    assert describe_use(ask(), Fit(60, 2, NAMES), 70.0, 104.0, 100.0) == (
-        "about 70 % of the time is used: seed 3 of each method would take 104 %"
-    )
-    assert describe_use(ask(), ask().asked, 70.0, 100.0, 100.0) == (
+    assert describe_use(ask().asked, 70.0, [], 100.0) == (
         "about 70 % of the time is used: all that was asked for fits"
     )
 

@@ -337,18 +337,19 @@ class Filler:
         """
         if self.plan.final:
             return []
-        nearest = math.inf
+        refused: list[tuple[Fit, float]] = []
         for fit in larger_fits(self.question, self.fit):
             added = [recipe for recipe in recipes_of(fit) if recipe not in self.runs]
-            end = self.now() + self.seconds_until_end(added) + SECONDS_AFTER
+            end = self.expected_end(added)
             if end <= FILL_MARGIN * self.seconds:
                 self.extend(fit, added)
                 return added
-            nearest = min(nearest, end)
-        self.finish(nearest)
+            refused.append((fit, end))
+        self.finish(refused)
         return []
 
     def extend(self, fit: Fit, added: Sequence[Recipe]) -> None:
+        """Note that runs are added; what was not planned is stored first."""
         self.begin(added)
         planned = fit.seeds <= self.plan.seeds and fit.methods == self.plan.methods
         message = "" if planned else f"there is time for {describe_addition(self.fit, fit)}"
@@ -358,19 +359,28 @@ class Filler:
             self.store(self.plan)
         self.on_change(fit, message)
 
-    def finish(self, nearest: float) -> None:
-        """Nothing more fits."""
-        end = self.now() + self.seconds_until_end([]) + SECONDS_AFTER
+    def finish(self, refused: Sequence[tuple[Fit, float]]) -> None:
+        """Note that nothing more fits.
+
+        Args:
+            refused: what could have been added, and when it would have ended.
+        """
+        planned = self.plan.seeds
         self.plan = self.plan.with_fit(self.fit)._replace(final=True)
         self.store(self.plan)
-        self.on_change(self.fit, describe_use(self.question, self.fit, end, nearest, self.seconds))
+        if self.fit.seeds < planned:
+            message = f"runs are slower than the trials were: {self.fit.seeds} instead of {planned} seeds"
+        else:
+            message = describe_use(self.fit, self.expected_end([]), refused, self.seconds)
+        self.on_change(self.fit, message)
 
-    def seconds_until_end(self, added: Sequence[Recipe]) -> float:
-        """Time until the runs in progress and those added have ended."""
+    def expected_end(self, added: Sequence[Recipe]) -> float:
+        """When the runs in progress and those added will have ended, in seconds of the budget."""
         speeds = self.epoch_seconds()
         busy = [self.run_seconds_left(recipe, speeds) for recipe in self.runs if recipe.key not in self.ended]
         durations = [self.plan.start_seconds + self.fit.epochs * speeds[recipe.method] for recipe in added]
-        return max(makespan(durations, self.plan.workers, busy), max(busy, default=0.0))
+        left = max(makespan(durations, self.plan.workers, busy), max(busy, default=0.0))
+        return self.now() + left + SECONDS_AFTER
 
     def run_seconds_left(self, recipe: Recipe, speeds: Mapping[str, float]) -> float:
         """Time that a run in progress still takes."""
@@ -385,7 +395,7 @@ class Filler:
         slower than planned the runs were."""
         observed: dict[str, list[Trial]] = {}
         for recipe, run in self.runs.items():
-            if len(run.reports) > 1:
+            if len(run.reports) > 1 and run.reports[1][1] > run.reports[0][1]:
                 observed.setdefault(recipe.method, []).append(run)
         planned = self.plan.epoch_seconds
         took = sum(run.measured[0] for runs in observed.values() for run in runs)
@@ -413,21 +423,22 @@ def describe_addition(fit: Fit, larger: Fit) -> str:
     return f"{', '.join(added)} as well" if added else f"seed {larger.seeds} of each method"
 
 
-def describe_use(question: Question, fit: Fit, end: float, nearest: float, seconds: float) -> str:
+def describe_use(fit: Fit, end: float, refused: Sequence[tuple[Fit, float]], seconds: float) -> str:
     """How much of the time is used, and why not more; empty if most of it is.
 
     Args:
-        end: when the runs will have ended.
-        nearest: when they would have ended with the least that could be added.
+        end: when the runs of `fit` will have ended.
+        refused: larger fits, and when they would have ended.
         seconds: that were given.
     """
     if end >= WELL_USED * seconds:
         return ""
-    share = f"about {100 * end / seconds:.0f} % of the time is used"
-    larger = next(larger_fits(question, fit), None)
-    if larger is None:
-        return f"{share}: all that was asked for fits"
-    return f"{share}: {describe_addition(fit, larger)} would take {100 * nearest / seconds:.0f} %"
+    reasons = [
+        f"{describe_addition(fit, larger)} would take {100 * later / seconds:.0f} %"
+        for larger, later in refused
+    ]
+    used = f"about {100 * end / seconds:.0f} % of the time is used"
+    return f"{used}: {' and '.join(reasons) or 'all that was asked for fits'}"
 
 
 def describe_refusal(least: Fit, seconds: float, needed: float, spent: float) -> str:
