@@ -117,7 +117,7 @@ def train(
 ) -> tuple[Comparison, Times]:
     """What `icmixup compare` does after it has planned."""
     folder = flags.out / "comparison"
-    overview = make_overview(plan, "quick", 1, flags)
+    overview = make_overview(plan, "quick", 0, flags)
     live = make_live_report(flags, plan, folder, overview, None)
     comparison = train_and_compare(flags, plan, None, live)
     trained = time.monotonic() - started

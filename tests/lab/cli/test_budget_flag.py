@@ -69,6 +69,8 @@ def test_a_verdict_on_runs_that_were_cut_short_says_so_first(
     assert main([*COMPARE, "--budget", "94s"]) == 0  # the same plan: nothing is trained again
     again = capsys.readouterr().err
     assert again.count("finished before") == 4
+    assert "measuring" not in again
+    assert "resuming with what was chosen for this budget before" in again
     assert "all runs are finished" in again
     assert read_only_comparison(here)["methods"] == found["methods"]
 
@@ -112,6 +114,7 @@ def test_a_comparison_that_is_killed_after_seeds_were_added_resumes_with_them(
     (plan,) = json.loads((here / "runs" / "budgets.json").read_text()).values()
     assert (plan["seeds"], plan["methods"], plan["final"]) == (3, ["erm", "mixup", "ic-mixup"], False)
     assert main([*COMPARE, "--budget", "94s"]) == 0
+    assert "[9/9]" in capsys.readouterr().err
     assert read_only_comparison(here)["seeds"] == [0, 1, 2]
     assert len(list(here.glob("runs/*/result.json"))) == 9
 

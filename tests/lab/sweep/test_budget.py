@@ -147,6 +147,16 @@ def test_methods_of_different_cost_take_different_time() -> None:
     assert choose_fit(question, 479.0, speed, 1) == Fit(60, 2, ("erm", "mixup"))
 
 
+def test_a_method_that_is_too_expensive_leaves_its_time_to_seeds_of_the_others() -> None:
+    speed = Speed(0.0, 0.0, {"erm": 1.0, "mixup": 1.0, "regmixup": 10.0})
+    question = Question(RECIPE, ("erm", "mixup", "regmixup"), 4, "mixup", 20)
+    # Two seeds of all methods take 1,440 s, and each seed of the first two takes 120 s.
+    assert choose_fit(question, 1440.0, speed, 1) == Fit(60, 2, ("erm", "mixup", "regmixup"))
+    assert choose_fit(question, 1439.0, speed, 1) == Fit(60, 4, ("erm", "mixup"))
+    assert choose_fit(question, 360.0, speed, 1) == Fit(60, 3, ("erm", "mixup"))
+    assert choose_fit(question, 359.0, speed, 1) == Fit(60, 2, ("erm", "mixup"))
+
+
 def test_the_baseline_is_kept_wherever_it_is_in_the_list() -> None:
     assert keep_methods(NAMES, 2, "cutmix") == ("erm", "cutmix")
     assert keep_methods(NAMES, 3, "erm") == ("erm", "mixup", "ic-mixup")

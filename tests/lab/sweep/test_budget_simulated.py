@@ -300,3 +300,30 @@ def test_a_killed_comparison_resumes_its_plan_and_a_finished_one_trains_nothing_
         assert repeated.fit == outcome.fit
         assert repeated.plans == [outcome.plans[-1]]
         assert again.finished == resumed.finished
+
+
+def test_a_method_without_runs_is_expected_to_be_as_much_slower_than_planned_as_the_others_were() -> None:
+    case = pessimistic(seeds=3, methods=4)
+    plan = case.choose()
+    assert plan is not None
+    assert plan.epoch_seconds == dict.fromkeys(NAMES[:4], 2.0)
+    machine = Machine(case.speed, 1)
+    filler = Filler(case.question, plan, case.seconds, store=lambda plan: None, clock=machine.clock)
+    runs = case.recipes_of(Fit(60, 1, ("erm", "mixup")))
+    filler.begin(runs)
+    assert filler.epoch_seconds() == plan.epoch_seconds
+    for machine.now, recipe, epochs in [
+        (3, runs[0], 1),
+        (13, runs[0], 11),
+        (20, runs[1], 0),
+        (26, runs[1], 2),
+    ]:
+        filler.listen(recipe, RunProgress(epochs, 60, 1.0, None, 1.0, 0.0))
+    # 10 s for 10 epochs, 6 s for 2: together 16 s where 24 s were planned.
+    wanted = {"erm": 1.0, "mixup": 3.0, "ic-mixup": 4 / 3, "cutmix": 4 / 3}
+    assert filler.epoch_seconds() == pytest.approx(wanted)
+    # 58 epochs of mixup are left, the first of which has taken 2 s so far.
+    machine.now = 28
+    assert filler.expected_end([]) == pytest.approx(28 + 58 * 3 - 2 + SECONDS_AFTER)
+    filler.end(runs[1].key)
+    assert filler.expected_end([]) == pytest.approx(28 + 49 - 15 + SECONDS_AFTER)

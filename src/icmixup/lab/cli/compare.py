@@ -272,6 +272,7 @@ def tune(flags: CompareFlags, plan: ComparisonPlan, folder: Path) -> Tuned:
 def make_overview(plan: ComparisonPlan, recipe_name: str, runs: int, flags: CompareFlags) -> Overview:
     """What is compared, with the time that the remaining runs will take."""
     from icmixup.lab.comparison.overview import describe_comparison
+    from icmixup.lab.sweep.budget import count_runs
     from icmixup.lab.training.ranks import pick_device
 
     local = plan.execution.engine == "local"
@@ -279,7 +280,8 @@ def make_overview(plan: ComparisonPlan, recipe_name: str, runs: int, flags: Comp
     several = f", {plan.concurrent} runs concurrently" if local and plan.concurrent > 1 else ""
     timed = dataclasses.replace(plan.execution, concurrent=plan.concurrent)
     if plan.filler is not None:
-        seconds: float | None = plan.filler.planned_end() if runs else 0.0
+        total = count_runs(plan.filler.plan.fit, plan.recipe)
+        seconds: float | None = plan.filler.planned_end(total - runs) if runs else 0.0
     elif plan.seconds is not None:
         seconds = plan.seconds
     else:
@@ -417,6 +419,7 @@ def fit_plan(plan: ComparisonPlan, flags: CompareFlags, recipe_name: str, starte
         FEWEST_SEEDS,
         Question,
         describe_fit,
+        find_plan,
         fit_budget,
         make_filler,
         parse_budget,
@@ -425,7 +428,6 @@ def fit_plan(plan: ComparisonPlan, flags: CompareFlags, recipe_name: str, starte
 
     assert flags.budget is not None
     auto = flags.seeds == "auto"
-    print_note(f"measuring the speed of training, for a budget of {flags.budget}")
     question = Question(
         recipe=fold_recipes(plan.recipe)[0],
         methods=plan.methods,
@@ -435,6 +437,10 @@ def fit_plan(plan: ComparisonPlan, flags: CompareFlags, recipe_name: str, starte
     )
     execution = dataclasses.replace(plan.execution, concurrent=plan.concurrent)
     seconds, elapsed = parse_budget(flags.budget), time.monotonic() - started
+    if flags.where.fresh or find_plan(question, seconds, execution) is None:
+        print_note(f"measuring the speed of training, for a budget of {flags.budget}")
+    else:
+        print_note("resuming with what was chosen for this budget before; --fresh measures and trains again")
     fitted, left = fit_budget(question, seconds, execution, remeasure=flags.where.fresh, elapsed=elapsed)
     dropped = describe_fit(question.asked, fitted.fit)
     if dropped:

@@ -39,6 +39,7 @@ from icmixup.lab.training.stored import read_budgets
 from icmixup.methods import find_method
 
 DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
+BUDGETS_FILE = "budgets.json"  # in the folder of all runs
 MARGIN = 0.93  # of the time is planned from trials
 FILL_MARGIN = 0.98  # of the time is filled, from the speed of the runs
 SECONDS_AFTER = 2.0  # for the table, the figure and the report, after the last run
@@ -213,11 +214,9 @@ def fit_budget(
         remeasure: ignore the stored answer.
         elapsed: how many of the seconds have passed.
     """
-    key = question_key(question, seconds, execution)
-    path = execution.out / "budgets.json"
-    stored = read_budgets(path).get(key)
-    if stored is not None and not remeasure:
-        return Plan(**stored)._replace(methods=tuple(stored["methods"])), seconds - elapsed
+    stored = None if remeasure else find_plan(question, seconds, execution)
+    if stored is not None:
+        return stored, seconds - elapsed
     started = time.monotonic()
     fit, speed, lanes = measure_and_choose(question, seconds, execution, started - elapsed)
     spent = time.monotonic() - started + elapsed
@@ -225,8 +224,15 @@ def fit_budget(
         needed = fit_seconds(question.smallest, question.recipe, speed, lanes)
         raise ValueError(describe_refusal(question.smallest, seconds, needed, spent))
     plan = make_plan(question, fit, speed, lanes)
-    store_plan(path, key, plan)
+    store_plan(execution.out, question_key(question, seconds, execution), plan)
     return plan, seconds - spent
+
+
+def find_plan(question: Question, seconds: float, execution: Execution) -> Plan | None:
+    """The plan of an earlier session for the same question and time."""
+    key = question_key(question, seconds, execution)
+    stored = read_budgets(execution.out / BUDGETS_FILE).get(key)
+    return None if stored is None else Plan(**stored | {"methods": tuple(stored["methods"])})
 
 
 def measure_and_choose(
@@ -259,9 +265,10 @@ def make_plan(question: Question, fit: Fit, speed: Speed, workers: int) -> Plan:
     return Plan(*fit, workers, speed.start, epoch, speed.pool)
 
 
-def store_plan(path: Path, key: str, plan: Plan) -> None:
+def store_plan(out: Path, key: str, plan: Plan) -> None:
     """Write a plan to budgets.json, beside those of other questions."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / BUDGETS_FILE
     write_atomically(path, json.dumps(read_budgets(path) | {key: plan._asdict()}, indent=1).encode())
 
 
@@ -270,7 +277,7 @@ def make_filler(
 ) -> Filler:
     """What fills the rest of a budget that fit_budget was asked about; decisions go into budgets.json."""
     key = question_key(question, seconds, execution)
-    store = functools.partial(store_plan, execution.out / "budgets.json", key)
+    store = functools.partial(store_plan, execution.out, key)
     return Filler(question, plan, seconds, elapsed=elapsed, store=store)
 
 
@@ -303,16 +310,21 @@ class Filler:
         self.seconds, self.clock, self.began = seconds, clock, clock() - elapsed
         self.store = store
         self.on_change: Callable[[Fit, str], None] = lambda fit, message: None
-        """Called with what is trained after a decision, and a message or nothing."""
+        """Called with what is trained when that is no longer what was planned, and when all is decided; and
+        with a message, which may be empty."""
         self.runs: dict[Recipe, Trial] = {}
         self.ended: set[str] = set()  # keys of runs
 
-    def planned_end(self) -> float:
-        """When all that is planned should end, in seconds of the budget; to be asked before the first run."""
+    def planned_end(self, finished: int = 0) -> float:
+        """When all that is planned should end, in seconds of the budget; to be asked before the first run.
+
+        Args:
+            finished: number of runs that have finished before.
+        """
         plan, recipe = self.plan, self.question.recipe
         runs = [plan.start_seconds + plan.epochs * plan.epoch_seconds[method] for method in plan.methods]
         runs *= count_runs(plan.fit, recipe) // len(runs)
-        return self.now() + plan.pool_seconds + makespan(runs, plan.workers) + SECONDS_AFTER
+        return self.now() + plan.pool_seconds + makespan(runs[finished:], plan.workers) + SECONDS_AFTER
 
     def begin(self, recipes: Sequence[Recipe]) -> None:
         """Note runs that are about to be trained."""
@@ -350,14 +362,12 @@ class Filler:
 
     def extend(self, fit: Fit, added: Sequence[Recipe]) -> None:
         """Note that runs are added; what was not planned is stored first."""
+        before, self.fit = self.fit, fit
         self.begin(added)
-        planned = fit.seeds <= self.plan.seeds and fit.methods == self.plan.methods
-        message = "" if planned else f"there is time for {describe_addition(self.fit, fit)}"
-        self.fit = fit
-        if not planned:
+        if fit.seeds > self.plan.seeds or fit.methods != self.plan.methods:
             self.plan = self.plan.with_fit(fit)
             self.store(self.plan)
-        self.on_change(fit, message)
+            self.on_change(fit, f"there is time for {describe_addition(before, fit)}")
 
     def finish(self, refused: Sequence[tuple[Fit, float]]) -> None:
         """Note that nothing more fits.
