@@ -74,7 +74,7 @@ def measure(text: str, epochs: int, seeds: int, workers: int | None) -> tuple[di
     with tempfile.TemporaryDirectory() as folder:
         flags = make_flags(text, epochs, seeds, workers, Path(folder))
         started = time.monotonic()
-        plan = make_plan(flags, (), "quick", started)
+        plan = make_plan(flags, (), "quick", (), started)
         assert plan.filler is not None
         first, planned, measured = plan.filler.plan, plan.filler.planned_end(), time.monotonic() - started
         comparison, times = train(flags, plan, started, measured)

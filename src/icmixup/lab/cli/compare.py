@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -157,8 +157,12 @@ class ComparisonPlan(NamedTuple):
         return self.filler.plan.methods, self.seeds[: self.filler.plan.seeds]
 
 
-def run_compare(flags: CompareFlags, recipe_name: str) -> int:
-    """Train, compare, print the table, write the files."""
+def run_compare(flags: CompareFlags, recipe_name: str, given: Collection[str] = ()) -> int:
+    """Train, compare, print the table, write the files.
+
+    Args:
+        given: fields whose flags were given, as opposed to those with the recipe's values.
+    """
     started = time.monotonic()
     named = check_compare(flags)
     from icmixup.lab.comparison.compare import (
@@ -170,7 +174,7 @@ def run_compare(flags: CompareFlags, recipe_name: str) -> int:
     from icmixup.lab.sweep.budget import parse_budget
     from icmixup.lab.sweep.progress import duration
 
-    plan = make_plan(flags, named, recipe_name, started)
+    plan = make_plan(flags, named, recipe_name, given, started)
     recipe, methods, seeds, baseline, execution, _, data, *_ = plan
     trials, tuned = trials_left(flags, plan)
     recipes = comparison_recipes(recipe, methods, seeds, tuned)
@@ -205,14 +209,15 @@ def seeds_mode(flags: CompareFlags) -> str | None:
 
 
 def make_plan(
-    flags: CompareFlags, named: tuple[str, ...], recipe_name: str, started: float
+    flags: CompareFlags, named: tuple[str, ...], recipe_name: str, given: Collection[str], started: float
 ) -> ComparisonPlan:
     """Load the data, and choose what depends on it.
 
     Args:
+        given: fields whose flags were given.
         started: when the command began, by time.monotonic.
     """
-    from icmixup.lab.cli.data import load_data, settle_image_size
+    from icmixup.lab.cli.data import load_data, settle_augmentation, settle_image_size
     from icmixup.lab.comparison.compare import default_methods, pick_baseline
     from icmixup.lab.comparison.folds import first_fold
     from icmixup.lab.models import find_builder
@@ -233,6 +238,7 @@ def make_plan(
         workers = 1 if execution.workers is None else execution.workers
         execution = dataclasses.replace(execution, workers=workers, threads=1)
     whole = load_data(recipe, execution.data_dir)
+    recipe = settle_augmentation(recipe, whole, recipe_name, given)
     check_sizes(recipe, first_fold(recipe, whole))
     recipe, whole = prepare_data(recipe, whole, execution)
     data = first_fold(recipe, whole)
