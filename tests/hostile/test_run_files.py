@@ -194,7 +194,10 @@ def test_damaged_budgets_are_named_and_measured_again(name: str, tmp_path: Path)
         assert read_budgets(path) == {}
 
 
-GOOD_PLAN = {"epochs": 7, "seeds": 2, "methods": ["erm"]}
+GOOD_PLAN = {
+    **{"epochs": 7, "seeds": 2, "methods": ["erm"], "workers": 1, "final": False},
+    **{"start_seconds": 0.5, "epoch_seconds": {"erm": 0.25}, "pool_seconds": 0.0},
+}
 
 
 @pytest.mark.parametrize(
@@ -203,6 +206,9 @@ GOOD_PLAN = {"epochs": 7, "seeds": 2, "methods": ["erm"]}
         *(7, None, [3], {}, {"epochs": 7}, GOOD_PLAN | {"methods": []}, GOOD_PLAN | {"methods": [1]}),
         *(GOOD_PLAN | {"epochs": value} for value in (0, -1, 1.5, "3", None, True, 10**7)),
         *(GOOD_PLAN | {"seeds": 0}, GOOD_PLAN | {"methods": "erm"}, GOOD_PLAN | {"other": 1}),
+        *(GOOD_PLAN | {"workers": 0}, GOOD_PLAN | {"final": 1}, GOOD_PLAN | {"methods": ["mixup"]}),
+        *(GOOD_PLAN | {"start_seconds": value} for value in (-1, "1", None, math.inf, math.nan)),
+        *(GOOD_PLAN | {"epoch_seconds": value} for value in (1, [], {}, {"erm": -1}, {"erm": "x"})),
     ],
 )
 def test_a_mistyped_budget_is_ignored_and_the_others_are_kept(value: object, tmp_path: Path) -> None:

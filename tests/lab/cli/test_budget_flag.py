@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from icmixup.lab.cli import main
 from icmixup.lab.comparison.compare import read_comparison
 from icmixup.lab.comparison.verdict import cut_short
 from icmixup.lab.sweep import budget
+from icmixup.lab.sweep.progress import Display
 from icmixup.lab.sweep.speed import Speed
 from icmixup.methods import METHODS
 
@@ -29,6 +31,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr("icmixup.lab.training.recipe.FEWEST_STEPS", 30)
     # A second for each epoch and nothing else, whatever this machine does meanwhile.
     monkeypatch.setattr(budget, "measure_speed", lambda *_: Speed(0.0, 0.0, dict.fromkeys(METHODS, 1.0)))
+    # Loading data takes no time.
+    monkeypatch.setattr("icmixup.lab.cli.compare.time", SimpleNamespace(monotonic=lambda: 0.0))
     yield tmp_path
     torch.set_num_threads(threads)
 
@@ -40,10 +44,17 @@ def read_only_comparison(folder: Path) -> dict[str, object]:
     return found
 
 
+@pytest.fixture
+def nothing_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs of a test are faster than a second for each epoch; do not let them fill the time."""
+    monkeypatch.setattr(budget, "FILL_MARGIN", 0.0)
+
+
+@pytest.mark.usefixtures("nothing_added")
 def test_a_verdict_on_runs_that_were_cut_short_says_so_first(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # 2 methods x 2 seeds x 21 epochs are 84 s, and a tenth of the budget is a reserve.
+    # 2 methods x 2 seeds x 21 epochs are 84 s, 2 s are for the report, and 7 % of the rest is a reserve.
     assert main([*COMPARE, "--budget", "94s"]) == 0
     shown = capsys.readouterr()
     dropped = "2 of 3 seeds, 2 of 3 methods (without ic-mixup), 21 of 60 epochs"
@@ -56,7 +67,65 @@ def test_a_verdict_on_runs_that_were_cut_short_says_so_first(
     assert (found["seeds"], list(found["methods"])) == ([0, 1], ["erm", "mixup"])  # type: ignore[call-overload]
     assert len(list(here.glob("runs/*/result.json"))) == 4
     assert main([*COMPARE, "--budget", "94s"]) == 0  # the same plan: nothing is trained again
-    assert capsys.readouterr().err.count("finished before") == 4
+    again = capsys.readouterr().err
+    assert again.count("finished before") == 4
+    assert "measuring" not in again
+    assert "resuming with what was chosen for this budget before" in again
+    assert "all runs are finished" in again
+    assert read_only_comparison(here)["methods"] == found["methods"]
+
+
+def test_methods_and_seeds_that_were_dropped_are_trained_after_all_if_runs_are_faster_than_trials(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*COMPARE, "--budget", "94s"]) == 0
+    shown = capsys.readouterr().err
+    assert "warning: to fit into 94s, only 2 of 3 seeds, 2 of 3 methods (without ic-mixup)" in shown
+    assert "there is time for ic-mixup as well" in shown
+    assert "there is time for seed 3 of each method" in shown
+    assert "% of the time is used: all that was asked for fits" in shown
+    assert "took 0.0 s of the 1:34 of --budget" in shown
+    found = read_only_comparison(here)
+    assert (found["seeds"], list(found["methods"])) == ([0, 1, 2], ["erm", "mixup", "ic-mixup"])  # type: ignore[call-overload]
+    assert str(found["verdict"]).startswith("runs were cut short, to 21 of the recipe's 60 epochs; ")
+    assert found["overview"]["budget"] == "21 of 60 epochs"  # type: ignore[index]
+    assert found["overview"]["seeds"] == [0, 1, 2]  # type: ignore[index]
+    # Another machine would decide otherwise; the same command does not.
+    monkeypatch.setattr(budget, "FILL_MARGIN", 0.0)
+    assert main([*COMPARE, "--budget", "94s"]) == 0
+    assert capsys.readouterr().err.count("finished before") == 9
+    assert read_only_comparison(here)["seeds"] == [0, 1, 2]
+
+
+def test_a_comparison_that_is_killed_after_seeds_were_added_resumes_with_them(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = 0
+
+    def stop(self: Display, row: dict[str, object]) -> None:
+        nonlocal ended
+        ended += 1
+        if ended == 7:  # the first of seed 3
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("icmixup.lab.analysis.report.live.ReportingDisplay.finish", stop)
+        assert main([*COMPARE, "--budget", "94s"]) == 130
+    (plan,) = json.loads((here / "runs" / "budgets.json").read_text()).values()
+    assert (plan["seeds"], plan["methods"], plan["final"]) == (3, ["erm", "mixup", "ic-mixup"], False)
+    assert main([*COMPARE, "--budget", "94s"]) == 0
+    assert "[9/9]" in capsys.readouterr().err
+    assert read_only_comparison(here)["seeds"] == [0, 1, 2]
+    assert len(list(here.glob("runs/*/result.json"))) == 9
+
+
+def test_budgets_of_different_length_are_different_comparisons_that_share_runs(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*COMPARE, "--epochs", "1", "--budget", "94s"]) == 0
+    assert main([*COMPARE, "--epochs", "1", "--budget", "95s"]) == 0
+    assert capsys.readouterr().err.count("finished before") == 9
+    assert len(list(here.glob("runs/*/comparison.json"))) == 2
 
 
 def test_a_budget_that_is_too_short_is_an_error_with_one_that_is_not(

@@ -101,6 +101,26 @@ def test_the_time_left_counts_no_run_that_was_finished_before(monkeypatch: pytes
     assert display.left() == "about 19:50 left"
 
 
+def test_runs_that_are_added_count_and_runs_that_are_dropped_do_not(monkeypatch: pytest.MonkeyPatch):
+    clock = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    target, text = console(terminal=False)
+    display = Display(RUNS[:2], target)
+    clock[0] += 10
+    display.update(RUNS[0], PROGRESS._replace(epoch=1.0))
+    assert display.left() == "about 19:50 left"  # as above
+    display.expect(RUNS)
+    assert display.left() == "about 29:50 left"
+    display.expect(RUNS, finished=RUNS)  # what a run takes is known from the beginning
+    assert display.left() == "about 29:50 left"
+    display.expect(RUNS[1:2])
+    assert display.left() == "about 19:50 left"  # a run that has begun is not dropped
+    display.expect([RUNS[0], RUNS[2]], finished=RUNS[2:])
+    display.finish(row_of(RUNS[2], 70.0, 0.25))
+    assert "[1/2] mixup seed 3: accuracy 70.0 %, loss 0.250, finished before" in text.getvalue()
+    assert display.left() == "about 9:50 left"
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [

@@ -374,3 +374,36 @@ def test_runs_on_a_ray_cluster_that_loses_a_node_end_with_the_same_numbers(
     assert numbers(fault.rows) == expected
     assert min(fault.epochs_after) >= 3  # from a checkpoint, not from the start
     assert fault.failures == recipes[:1]
+
+
+@pytest.mark.parametrize("how", ["in turn", "processes", "threads"])
+def test_recipes_that_are_added_while_others_run_come_to_the_same_rows(
+    how: str, alone: list[Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More recipes than workers, in two portions; the first of them has finished before."""
+    monkeypatch.setattr("icmixup.lab.sweep.has_one_gpu", lambda device: how == "threads")
+    lanes = 1 if how == "in turn" else 2
+    execution = Execution(out=tmp_path, data_dir=tmp_path, device="cpu", workers=lanes)
+    run_recipes(SWEEP[1:2], execution)
+    portions = [[SWEEP[1]], [SWEEP[2]]]
+    ended: list[str] = []
+    asked_after: list[int] = []
+
+    def more() -> list[Recipe]:
+        asked_after.append(len(ended))
+        return portions.pop(0) if portions else []
+
+    rows = run_recipes(SWEEP[:1], execution, on_row=lambda row: ended.append(row["key"]), more=more)
+    assert numbers(rows) == alone
+    assert sorted(ended) == sorted(recipe.key for recipe in SWEEP)
+    assert portions == []
+    # A second worker is idle from the beginning; a single one asks after its first run.
+    assert asked_after[0] == (1 if how == "in turn" else 0)
+
+
+def test_if_all_runs_have_finished_more_is_asked_for_at_once(alone: list[Row], tmp_path: Path) -> None:
+    execution = Execution(out=tmp_path, data_dir=tmp_path, device="cpu", workers=1)
+    run_recipes(SWEEP[:2], execution)
+    portions = [SWEEP[1:2], SWEEP[2:]]
+    rows = run_recipes(SWEEP[:1], execution, more=lambda: portions.pop(0) if portions else [])
+    assert numbers(rows) == alone

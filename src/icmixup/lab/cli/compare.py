@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from icmixup.lab.comparison.compare import Comparison, Tuned
     from icmixup.lab.comparison.overview import Overview
     from icmixup.lab.datasets import Dataset
+    from icmixup.lab.sweep.budget import Filler
     from icmixup.lab.training.execution import Execution
 
 MAX_SEEDS = 10  # by default, with --seeds auto
@@ -145,6 +147,14 @@ class ComparisonPlan(NamedTuple):
     full_epochs: int  # of the recipe, before --budget cut them
     budget: str = ""  # what --budget dropped, in words
     seconds: float | None = None  # left of --budget
+    filler: Filler | None = None  # decides within --budget how many of the methods and seeds are trained
+
+    @property
+    def fit(self) -> tuple[tuple[str, ...], range]:
+        """Methods and seeds as planned; with --budget possibly fewer than those asked for."""
+        if self.filler is None:
+            return self.methods, self.seeds
+        return self.filler.plan.methods, self.seeds[: self.filler.plan.seeds]
 
 
 def run_compare(flags: CompareFlags, recipe_name: str, given: Collection[str] = ()) -> int:
@@ -153,6 +163,7 @@ def run_compare(flags: CompareFlags, recipe_name: str, given: Collection[str] = 
     Args:
         given: fields whose flags were given, as opposed to those with the recipe's values.
     """
+    started = time.monotonic()
     named = check_compare(flags)
     from icmixup.lab.comparison.compare import (
         comparison_folder,
@@ -160,18 +171,21 @@ def run_compare(flags: CompareFlags, recipe_name: str, given: Collection[str] = 
         comparison_recipes,
     )
     from icmixup.lab.sweep import delete_runs, describe_reuse, find_finished
+    from icmixup.lab.sweep.budget import parse_budget
+    from icmixup.lab.sweep.progress import duration
 
-    plan = make_plan(flags, named, recipe_name, given)
+    plan = make_plan(flags, named, recipe_name, given, started)
     recipe, methods, seeds, baseline, execution, _, data, *_ = plan
     trials, tuned = trials_left(flags, plan)
     recipes = comparison_recipes(recipe, methods, seeds, tuned)
-    named_seeds = ("auto", *seeds) if flags.seeds == "auto" else seeds
+    named_seeds = seeds if (mode := seeds_mode(flags)) is None else (mode, *seeds)
     name = comparison_name(recipe, recipe_name, methods, named_seeds, baseline, data.fingerprint, flags.tune)
     folder = comparison_folder(flags.out, name if flags.name is None else flags.name)
     if flags.where.fresh and flags.tune is None:
         delete_runs(recipes, execution)
-    finished = {} if trials else find_finished(recipes, execution)  # values are not known before tuning
-    overview = make_overview(plan, recipe_name, trials + len(recipes) - len(finished), flags)
+    planned = comparison_recipes(recipe, *plan.fit, tuned)
+    finished = {} if trials else find_finished(planned, execution)  # values are not known before tuning
+    overview = make_overview(plan, recipe_name, trials + len(planned) - len(finished), flags)
     print_overview(overview, folder, describe_reuse(recipes, execution))
     if flags.tune is not None:
         tuned = tune(flags, plan, folder)
@@ -179,14 +193,30 @@ def run_compare(flags: CompareFlags, recipe_name: str, given: Collection[str] = 
     comparison = train_and_compare(flags, plan, tuned, live)
     if not is_first_rank():
         return 0
-    comparison = dataclasses.replace(comparison, overview=overview.as_json())
-    return report(comparison, folder, flags.out, data.class_counts.tolist(), live)
+    comparison = dataclasses.replace(comparison, overview=final_overview(overview, plan).as_json())
+    code = report(comparison, folder, flags.out, data.class_counts.tolist(), live)
+    if flags.budget is not None:
+        took = duration(time.monotonic() - started)
+        print_note(f"took {took} of the {duration(parse_budget(flags.budget))} of --budget")
+    return code
+
+
+def seeds_mode(flags: CompareFlags) -> str | None:
+    """What decides on the number of seeds, if it is not given: part of the name of a comparison."""
+    if flags.seeds == "auto":
+        return "auto"
+    return None if flags.budget is None else f"budget {flags.budget}"
 
 
 def make_plan(
-    flags: CompareFlags, named: tuple[str, ...], recipe_name: str, given: Collection[str]
+    flags: CompareFlags, named: tuple[str, ...], recipe_name: str, given: Collection[str], started: float
 ) -> ComparisonPlan:
-    """Load the data, and choose what depends on it."""
+    """Load the data, and choose what depends on it.
+
+    Args:
+        given: fields whose flags were given.
+        started: when the command began, by time.monotonic.
+    """
     from icmixup.lab.cli.data import load_data, settle_augmentation, settle_image_size
     from icmixup.lab.comparison.compare import default_methods, pick_baseline
     from icmixup.lab.comparison.folds import first_fold
@@ -218,7 +248,7 @@ def make_plan(
     execution = dataclasses.replace(execution, dataset=whole)
     baseline = pick_baseline(methods, flags.baseline)
     plan = ComparisonPlan(recipe, methods, seeds, baseline, execution, concurrent, data, recipe.epochs)
-    return plan if flags.budget is None else fit_plan(plan, flags, recipe_name)
+    return plan if flags.budget is None else fit_plan(plan, flags, recipe_name, started)
 
 
 def trials_left(flags: CompareFlags, plan: ComparisonPlan) -> tuple[int, Tuned | None]:
@@ -248,27 +278,43 @@ def tune(flags: CompareFlags, plan: ComparisonPlan, folder: Path) -> Tuned:
 def make_overview(plan: ComparisonPlan, recipe_name: str, runs: int, flags: CompareFlags) -> Overview:
     """What is compared, with the time that the remaining runs will take."""
     from icmixup.lab.comparison.overview import describe_comparison
-    from icmixup.lab.sweep.budget import parse_budget
+    from icmixup.lab.sweep.budget import count_runs
     from icmixup.lab.training.ranks import pick_device
 
     local = plan.execution.engine == "local"
     where = pick_device(plan.execution.device).type if local else "Ray"
     several = f", {plan.concurrent} runs concurrently" if local and plan.concurrent > 1 else ""
     timed = dataclasses.replace(plan.execution, concurrent=plan.concurrent)
-    measured = None if flags.budget else estimate_time(plan.recipe, plan.methods, runs, timed)
+    if plan.filler is not None:
+        total = count_runs(plan.filler.plan.fit, plan.recipe)
+        seconds: float | None = plan.filler.planned_end(total - runs) if runs else 0.0
+    elif plan.seconds is not None:
+        seconds = plan.seconds
+    else:
+        seconds = estimate_time(plan.recipe, plan.methods, runs, timed)
     return describe_comparison(
         plan.recipe,
         plan.data,
-        plan.methods,
-        plan.seeds,
+        *plan.fit,
         recipe_name=recipe_name,
         where=where + several,
-        seconds=parse_budget(flags.budget) if flags.budget else measured,
+        seconds=seconds,
         adaptive=flags.seeds == "auto",
         budget=plan.budget,
         tuning="" if flags.tune is None else describe_tuning(flags.tune, plan.execution),
         tested=None if plan.recipe.folds is None else count_images(plan.execution),
     )
+
+
+def final_overview(overview: Overview, plan: ComparisonPlan) -> Overview:
+    """The overview with the methods and seeds that --budget left in the end."""
+    from icmixup.lab.sweep.budget import describe_fit
+
+    if plan.filler is None:
+        return overview
+    methods, seeds = plan.fit
+    dropped = describe_fit(plan.filler.question.asked, plan.filler.fit)
+    return dataclasses.replace(overview, methods=methods, seeds=tuple(seeds), budget=dropped)
 
 
 def make_live_report(
@@ -283,7 +329,7 @@ def make_live_report(
     return LiveReport(
         folder,
         plan.recipe,
-        tuple(plan.methods),
+        plan.fit[0],
         tuple(plan.seeds),
         plan.baseline,
         plan.execution,
@@ -321,7 +367,7 @@ def train_and_compare(
 
     full_epochs, intervals = plan.full_epochs, flags.intervals
     if flags.seeds != "auto":
-        with show(comparison_recipes(recipe, methods, seeds, tuned)) as display:
+        with show(comparison_recipes(recipe, *plan.fit, tuned)) as display:
             return compare(
                 *(recipe, methods, seeds, baseline),
                 execution=execution,
@@ -329,6 +375,7 @@ def train_and_compare(
                 intervals=intervals,
                 full_epochs=full_epochs,
                 tuned=tuned,
+                filler=plan.filler,
             )
     comparison = compare_adaptively(
         *(recipe, methods, seeds, baseline),
@@ -371,22 +418,22 @@ def print_overview(overview: Overview, folder: Path, notes: Sequence[str]) -> No
         print_note(note)
 
 
-def fit_plan(plan: ComparisonPlan, flags: CompareFlags, recipe_name: str) -> ComparisonPlan:
+def fit_plan(plan: ComparisonPlan, flags: CompareFlags, recipe_name: str, started: float) -> ComparisonPlan:
     """The plan with the seeds, methods and epochs that fit into --budget, and a note of what was dropped."""
     from icmixup.lab.comparison.folds import fold_recipes
     from icmixup.lab.sweep.budget import (
         FEWEST_SEEDS,
         Question,
         describe_fit,
+        find_plan,
         fit_budget,
+        make_filler,
         parse_budget,
     )
-    from icmixup.lab.sweep.local import count_workers
     from icmixup.lab.training.recipe import fewest_epochs, shorten
 
     assert flags.budget is not None
     auto = flags.seeds == "auto"
-    print_note(f"measuring the speed of training, for a budget of {flags.budget}")
     question = Question(
         recipe=fold_recipes(plan.recipe)[0],
         methods=plan.methods,
@@ -395,20 +442,24 @@ def fit_plan(plan: ComparisonPlan, flags: CompareFlags, recipe_name: str) -> Com
         floor=fewest_epochs(plan.recipe, recipe_name, len(plan.data.train)),
     )
     execution = dataclasses.replace(plan.execution, concurrent=plan.concurrent)
-    seconds = parse_budget(flags.budget)
-    fit, left = fit_budget(question, seconds, execution, remeasure=flags.where.fresh)
-    dropped = describe_fit(question.asked, fit)
+    seconds, elapsed = parse_budget(flags.budget), time.monotonic() - started
+    if flags.where.fresh or find_plan(question, seconds, execution) is None:
+        print_note(f"measuring the speed of training, for a budget of {flags.budget}")
+    else:
+        print_note("resuming with what was chosen for this budget before; --fresh measures and trains again")
+    fitted, left = fit_budget(question, seconds, execution, remeasure=flags.where.fresh, elapsed=elapsed)
+    dropped = describe_fit(question.asked, fitted.fit)
     if dropped:
         print_note(f"warning: to fit into {flags.budget}, only {dropped}")
-    seeds = plan.seeds if auto else plan.seeds[: fit.seeds]
-    runs = len(fit.methods) * len(seeds) * (plan.recipe.folds or 1)
+    if auto:
+        plan = plan._replace(methods=fitted.methods, seconds=left)
+    else:
+        plan = plan._replace(filler=make_filler(question, fitted, seconds, execution, seconds - left))
     return plan._replace(
-        recipe=shorten(plan.recipe, fit.epochs),
-        methods=fit.methods,
-        seeds=seeds,
-        concurrent=count_workers(runs, plan.execution.device, plan.execution.workers),
+        recipe=shorten(plan.recipe, fitted.epochs),
+        execution=dataclasses.replace(plan.execution, workers=fitted.workers),
+        concurrent=fitted.workers,
         budget=dropped,
-        seconds=left,
     )
 
 

@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,10 +25,12 @@ from icmixup.lab.comparison.folds import fold_recipes, pool_folds
 from icmixup.lab.comparison.statistics import Correct, Look, Standing, rank_methods, take_look
 from icmixup.lab.comparison.variance import Sample
 from icmixup.lab.comparison.verdict import cut_short, footnote, verdict
-from icmixup.lab.sweep import run_recipes
+from icmixup.lab.sweep import find_finished, run_recipes
+from icmixup.lab.sweep.budget import Filler, Fit
 from icmixup.lab.sweep.progress import Display
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.features import mixes_features
+from icmixup.lab.training.loop import RunProgress
 from icmixup.lab.training.predictions import read_predictions
 from icmixup.lab.training.ranks import rank
 from icmixup.lab.training.recipe import Recipe, read_recipe
@@ -108,6 +110,7 @@ def compare(
     intervals: str = "both",
     full_epochs: int | None = None,
     tuned: Tuned | None = None,
+    filler: Filler | None = None,
 ) -> Comparison:
     """Train every method with every seed, and compare their accuracies seed by seed.
 
@@ -122,11 +125,16 @@ def compare(
         intervals: "both" covers new seeds and new test images, "seeds" covers new seeds.
         full_epochs: of the recipe before --budget cut them, for the verdict.
         tuned: fields of the recipe that differ by method, from tuning.tune_methods.
+        filler: decides how many of the methods and seeds are trained, within a budget.
     """
     methods = check_methods(methods)
     baseline = pick_baseline(methods, baseline)
     check_choice("intervals", intervals, INTERVALS)
-    rows, failures = train_all(comparison_recipes(recipe, methods, seeds, tuned), execution, display)
+    if filler is None:
+        rows, failures = train_all(comparison_recipes(recipe, methods, seeds, tuned), execution, display)
+    else:
+        rows, failures = train_within_budget(recipe, seeds, execution, display, filler)
+        methods, seeds = filler.fit.methods, seeds[: filler.fit.seeds]
     correct, seeds_only = read_correct(rows, execution.out, intervals)
     looks = [take_look(rows, methods, seeds, correct)]
     return summarise(
@@ -139,24 +147,80 @@ def compare(
 
 
 def train_all(
-    recipes: Sequence[Recipe], execution: Execution, display: Display | None
+    recipes: Sequence[Recipe],
+    execution: Execution,
+    display: Display | None,
+    filler: Filler | None = None,
+    more: Callable[[], Sequence[Recipe]] | None = None,
 ) -> tuple[list[Row], list[Failure]]:
-    """The rows of all runs that finished, folds pooled, and the runs that have none."""
+    """The rows of all runs that finished, folds pooled, and the runs that have none.
+
+    Args:
+        filler: is told about all runs.
+        more: as in run_recipes.
+    """
     failures: list[Failure] = []
+    trained = list(recipes)
+
+    def finish(row: Row) -> None:
+        if filler is not None:
+            filler.end(row["key"])
+        if display is not None:
+            display.finish(row)
+
+    def update(recipe: Recipe, progress: RunProgress) -> None:
+        if filler is not None:
+            filler.listen(recipe, progress)
+        if display is not None:
+            display.update(recipe, progress)
 
     def fail(failed: Recipe, reason: str) -> None:
         failures.append(Failure(failed.method, failed.seed, reason))
+        if filler is not None:
+            filler.end(failed.key)
         if display is not None:
             display.fail(failed, reason)
+
+    def add() -> Sequence[Recipe]:
+        added = () if more is None else more()
+        trained.extend(added)
+        return added
 
     rows = run_recipes(
         recipes,
         execution,
-        on_row=None if display is None else display.finish,
-        on_progress=None if display is None else display.update,
+        on_row=finish,
+        on_progress=update,
         on_failure=fail,
+        more=None if more is None else add,
     )
-    return pool_folds(recipes, rows, execution), failures
+    return pool_folds(trained, rows, execution), failures
+
+
+def train_within_budget(
+    recipe: Recipe, seeds: Sequence[int], execution: Execution, display: Display | None, filler: Filler
+) -> tuple[list[Row], list[Failure]]:
+    """train_all for as many methods and seeds as the filler decides on.
+
+    Args:
+        recipe: everything but method and seed.
+        seeds: all that may be used.
+    """
+
+    def recipes_of(fit: Fit) -> list[Recipe]:
+        return comparison_recipes(recipe, fit.methods, seeds[: fit.seeds])
+
+    def show(fit: Fit, message: str) -> None:
+        if display is not None:
+            recipes = recipes_of(fit)
+            display.expect(recipes, find_finished(recipes, execution))
+            if message:
+                display.print(message)
+
+    filler.on_change = show
+    first = recipes_of(filler.fit)
+    filler.begin(first)
+    return train_all(first, execution, display, filler, lambda: filler.more(recipes_of))
 
 
 def read_correct(rows: Sequence[Row], runs: Path, intervals: str = "both") -> tuple[Correct | None, str]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import glob
 import shutil
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -48,6 +49,7 @@ def run_recipes(
     on_row: Callable[[Row], None] | None = None,
     on_progress: Callable[[Recipe, RunProgress], None] | None = None,
     on_failure: Callable[[Recipe, str], None] | None = None,
+    more: Callable[[], Sequence[Recipe]] | None = None,
 ) -> list[Row]:
     """Train recipes, each in its folder under execution.out, and return the rows of those that finished.
 
@@ -58,20 +60,27 @@ def run_recipes(
         on_row: called with every row, those of earlier sessions first.
         on_progress: called several times a second.
         on_failure: called with a run that has no row, and the reason; a warning by default.
+        more: called while a worker is idle and no recipe waits; returns further recipes, which the same
+            workers train, or none. Not available on Ray.
 
     Returns:
-        Rows in the order of `recipes`.
+        Rows in the order of `recipes`, then of those added.
     """
     check_execution(execution)
+    recipes = list(recipes)
     collector = Collector({}, on_row, on_progress, warn_of_failure if on_failure is None else on_failure)
-    todo = collect_finished(recipes, execution, collector)
+    if more is not None:
+        assert execution.engine == "local"
+        collector = replace(collector, more=lambda: add_recipes(recipes, more, execution, collector))
+    todo = collect_finished(recipes, execution, collector) or list(collector.more())
     if todo and execution.engine == "ray":
         from icmixup.lab.sweep.ray import run_on_ray
 
         run_on_ray(todo, execution, collector)
     elif todo or world_size() > 1:  # a rank that has nothing to do says so to the others
         # Counted over all runs, not the remaining ones: a resumed run has the same number of threads.
-        number = count_workers(len(recipes), execution.device, execution.workers)
+        runs = len(recipes) if more is None else sys.maxsize
+        number = count_workers(runs, execution.device, execution.workers)
         run_locally(todo, execution, number, collector)
     return [collector.rows[recipe] for recipe in recipes if recipe in collector.rows]
 
@@ -167,6 +176,17 @@ def collect_finished(recipes: Sequence[Recipe], execution: Execution, collector:
     for recipe, row in finished.items():
         collector.record(recipe, Outcome(row))
     return [recipe for recipe in dict.fromkeys(recipes) if recipe not in finished]
+
+
+def add_recipes(
+    recipes: list[Recipe], more: Callable[[], Sequence[Recipe]], execution: Execution, collector: Collector
+) -> list[Recipe]:
+    """Recipes from `more` that have not finished, also added to all `recipes`; none once it has no more."""
+    while added := more():
+        recipes += added
+        if todo := collect_finished(added, execution, collector):
+            return todo
+    return []
 
 
 def run_locally(recipes: Sequence[Recipe], execution: Execution, number: int, collector: Collector) -> None:

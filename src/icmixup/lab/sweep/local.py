@@ -59,12 +59,20 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Collector:
-    """The rows so far, and callbacks for rows, progress and failures."""
+    """The rows so far, and callbacks for rows, progress, failures and further recipes."""
 
     rows: dict[Recipe, Row]
     on_row: Callable[[Row], None] | None
     on_progress: Callable[[Recipe, RunProgress], None] | None
     on_failure: Callable[[Recipe, str], None]
+    more: Callable[[], Sequence[Recipe]] = tuple
+    """Called in the main thread while a worker is idle and no recipe waits; returns recipes to add."""
+
+    def take(self, waiting: deque[Recipe]) -> Recipe | None:
+        """Remove the next recipe from those that wait; None if there is nothing more to do."""
+        if not waiting:
+            waiting.extend(self.more())
+        return waiting.popleft() if waiting else None
 
     def record(self, recipe: Recipe, outcome: Outcome) -> None:
         if outcome.row is None:
@@ -151,7 +159,8 @@ def run_sequentially(recipes: Sequence[Recipe], execution: Execution, collector:
     with join_ranks(pick_device(execution.device)):
         with compare_notes() as notes:
             notes["the list of runs to train"] = [recipe.name for recipe in recipes]
-        for recipe in recipes:
+        waiting = deque(recipes)
+        while (recipe := collector.take(waiting)) is not None:
             on_progress = functools.partial(collector.progress, recipe)
             outcome = run_recipe(recipe, replace(execution, dataset=load(recipe)), on_progress)
             collector.record(recipe, outcome)
@@ -225,7 +234,7 @@ def run_in_processes(
     recipes: Sequence[Recipe], execution: Execution, number: int, collector: Collector
 ) -> None:
     """`number` concurrent runs, each in its own process; a run whose process dies moves to a new one."""
-    pool = ProcessPool(split_execution(execution, number)[: len(recipes)], recipes, collector)
+    pool = ProcessPool(split_execution(execution, number), recipes, collector)
     try:
         pool.run()
     finally:
@@ -293,7 +302,8 @@ class ProcessPool:
         self.collector = collector
         self.waiting = deque(recipes)
         self.deaths: Counter[Recipe] = Counter()
-        self.workers = [Worker(execution) for execution in executions]
+        self.executions = executions  # of all workers that there may be
+        self.workers: list[Worker] = []
 
     def run(self) -> None:
         while busy := self.assign():
@@ -301,10 +311,16 @@ class ProcessPool:
                 self.receive(next(worker for worker in busy if worker.pipe is pipe))
 
     def assign(self) -> list[Worker]:
-        """Give a recipe to every idle worker while there are any; return the busy workers."""
+        """Give a recipe to every idle worker while there are any, start workers as they are needed, and
+        return the busy ones."""
         for worker in self.workers:
-            if worker.recipe is None and self.waiting:
-                worker.assign(self.waiting.popleft())
+            if worker.recipe is None and (recipe := self.collector.take(self.waiting)) is not None:
+                worker.assign(recipe)
+        for execution in self.executions[len(self.workers) :]:
+            if (recipe := self.collector.take(self.waiting)) is None:
+                break
+            self.workers.append(Worker(execution))
+            self.workers[-1].assign(recipe)
         return [worker for worker in self.workers if worker.recipe is not None]
 
     def receive(self, worker: Worker) -> None:
@@ -387,73 +403,83 @@ def run_in_threads(
     recipes: Sequence[Recipe], execution: Execution, number: int, collector: Collector
 ) -> None:
     """`number` concurrent runs in threads; an error in one ends all, each at its next progress report."""
-    pool = ThreadPool(recipes, replace(execution, concurrent=number))
-    threads = [threading.Thread(target=pool.work, name=f"run {k}") for k in range(number)]
+    pool = ThreadPool(recipes, replace(execution, concurrent=number), number)
+    threads = [threading.Thread(target=pool.work, args=(k,), name=f"run {k}") for k in range(number)]
     try:
         for thread in threads:
             thread.start()
-        pool.listen(number, collector)
+        pool.listen(collector)
     finally:
-        pool.stopped.set()
+        pool.stop()
         for thread in threads:
             thread.join()
 
 
 class Message(NamedTuple):
-    """What a thread reports about a run; a recipe of None means that it has no more to do."""
+    """What a thread reports about its run; an outcome or an error is the end of it."""
 
+    thread: int
     recipe: Recipe | None
-    content: RunProgress | Outcome | BaseException | None
+    content: RunProgress | Outcome | BaseException
 
 
 class ThreadPool:
-    """What concurrent threads share: the waiting recipes, and a queue of messages to the main thread."""
+    """What concurrent threads share: an inbox of recipes for each, and a queue of messages to the main
+    thread."""
 
-    def __init__(self, recipes: Sequence[Recipe], execution: Execution) -> None:
+    def __init__(self, recipes: Sequence[Recipe], execution: Execution, number: int) -> None:
         self.execution = execution
         self.waiting = deque(recipes)
+        self.inboxes: list[SimpleQueue[Recipe | None]] = [SimpleQueue() for _ in range(number)]
         self.messages: SimpleQueue[Message] = SimpleQueue()
         self.stopped = threading.Event()
         self.loading = threading.Lock()
         self.load = remember_data(execution)
 
-    def work(self) -> None:
+    def work(self, thread: int) -> None:
         """The body of a thread: one recipe after the other, on its own CUDA stream."""
         recipe = None
         try:
             with own_stream(pick_device(self.execution.device)):
-                while (recipe := self.next_recipe()) is not None:
+                while (recipe := self.inboxes[thread].get()) is not None:
                     with self.loading:
                         execution = replace(self.execution, dataset=self.load(recipe))
-                    outcome = run_recipe(recipe, execution, functools.partial(self.progress, recipe))
-                    self.messages.put(Message(recipe, outcome))
+                    on_progress = functools.partial(self.progress, thread, recipe)
+                    self.messages.put(Message(thread, recipe, run_recipe(recipe, execution, on_progress)))
         except BaseException as error:
-            self.messages.put(Message(recipe, error))
-        else:
-            self.messages.put(Message(None, None))
+            self.messages.put(Message(thread, recipe, error))
 
-    def next_recipe(self) -> Recipe | None:
-        with contextlib.suppress(IndexError):
-            return None if self.stopped.is_set() else self.waiting.popleft()
-        return None
-
-    def progress(self, recipe: Recipe, progress: RunProgress) -> None:
+    def progress(self, thread: int, recipe: Recipe, progress: RunProgress) -> None:
         if self.stopped.is_set():
             raise Stopped
-        self.messages.put(Message(recipe, progress))
+        self.messages.put(Message(thread, recipe, progress))
 
-    def listen(self, number: int, collector: Collector) -> None:
-        """Pass messages on in the main thread, which owns the terminal, until all threads are done."""
-        while number:
-            recipe, content = self.messages.get()
+    def listen(self, collector: Collector) -> None:
+        """Pass messages on in the main thread, which owns the terminal, until all runs are done."""
+        busy = sum(self.assign(thread, collector) for thread in range(len(self.inboxes)))
+        while busy:
+            thread, recipe, content = self.messages.get()
             if isinstance(content, BaseException):
                 raise content
-            if recipe is None:
-                number -= 1
-            elif isinstance(content, RunProgress):
+            assert recipe is not None
+            if isinstance(content, RunProgress):
                 collector.progress(recipe, content)
-            elif isinstance(content, Outcome):
+            else:
                 collector.record(recipe, content)
+                busy -= not self.assign(thread, collector)
+
+    def assign(self, thread: int, collector: Collector) -> bool:
+        """Give the next recipe to a thread; whether there is one."""
+        recipe = collector.take(self.waiting)
+        if recipe is not None:
+            self.inboxes[thread].put(recipe)
+        return recipe is not None
+
+    def stop(self) -> None:
+        """End all threads: those that wait at once, the others at their next progress report."""
+        self.stopped.set()
+        for inbox in self.inboxes:
+            inbox.put(None)
 
 
 def own_stream(device: torch.device) -> contextlib.AbstractContextManager[object]:

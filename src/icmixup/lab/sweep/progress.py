@@ -50,18 +50,19 @@ class Display:
     ) -> None:
         self.later = later
         self.quiet = QUIET_SECONDS if quiet_seconds is None else quiet_seconds
-        self.recipes = {recipe.key: recipe for recipe in recipes}
-        self.work = {recipe.key: 0.0 if recipe in finished else work(recipe) for recipe in recipes}
-        self.done = dict.fromkeys(self.work, 0.0)  # share of each run
+        self.recipes: dict[str, Recipe] = {}
+        self.work: dict[str, float] = {}
+        self.work_of = work
+        self.done: dict[str, float] = {}  # share of each run
         self.before: dict[str, float] = {}  # share done before a resume
         self.ended: set[str] = set()
         self.guess, self.console, self.title = seconds_each, console, title
         self.began = self.printed = time.monotonic()
         columns = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[detail]}"))
         self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        total = max(sum(self.work.values()), 1e-9)
-        self.overall = self.progress.add_task("", total=total, detail="", visible=len(recipes) > 1)
+        self.overall = self.progress.add_task("", detail="")
         self.bars: dict[str, TaskID] = {}  # of runs in progress
+        self.expect(recipes, finished)
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -72,6 +73,20 @@ class Display:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.progress.stop()
+
+    def expect(self, recipes: Sequence[Recipe], finished: Collection[Recipe] = ()) -> None:
+        """Show these runs, all that there are: others that have not begun are dropped, new ones added."""
+        begun = self.ended | self.before.keys()
+        kept = {key: recipe for key, recipe in self.recipes.items() if key in begun}
+        expected = {recipe.key: recipe for recipe in recipes}
+        for key in expected.keys() - self.recipes.keys():
+            recipe = expected[key]
+            self.work[key] = 0.0 if recipe in finished else self.work_of(recipe)
+        self.recipes = expected | kept
+        self.work = {key: self.work[key] for key in self.recipes}
+        self.done = {key: self.done.get(key, 0.0) for key in self.recipes}
+        total = max(sum(self.work.values()), 1e-9)
+        self.progress.update(self.overall, total=total, visible=len(self.recipes) > 1)
 
     def update(self, recipe: Recipe, progress: RunProgress) -> None:
         """Show the progress of a run."""

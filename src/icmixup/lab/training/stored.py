@@ -88,7 +88,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_budgets(path: Path) -> dict[str, dict[str, Any]]:
-    """The plans in a budgets.json: epochs, seeds and methods; damaged ones are reported and made again."""
+    """The plans in a budgets.json, as sweep.budget.Plan; damaged ones are reported and made again."""
     if not path.exists():
         return {}
     try:
@@ -109,11 +109,24 @@ def read_budgets(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def is_budget(plan: object) -> bool:
-    """Whether a value is a number of epochs, a number of seeds and a list of methods."""
-    if not isinstance(plan, dict) or plan.keys() != {"epochs", "seeds", "methods"}:
+    """Whether a value has the fields of a plan: numbers of epochs, seeds and workers, methods, their speed,
+    and whether it is final."""
+    names = {"epochs", "seeds", "methods", "workers", "final"}
+    names |= {"start_seconds", "epoch_seconds", "pool_seconds"}
+    if not isinstance(plan, dict) or plan.keys() != names:
         return False
-    numbers = (plan["epochs"], plan["seeds"])
-    if not all(type(number) is int and 1 <= number <= 10**6 for number in numbers):
-        return False
-    methods = plan["methods"]
-    return isinstance(methods, list) and bool(methods) and all(isinstance(name, str) for name in methods)
+    numbers = (plan["epochs"], plan["seeds"], plan["workers"])
+    methods, speeds = plan["methods"], plan["epoch_seconds"]
+    return (
+        all(type(number) is int and 1 <= number <= 10**6 for number in numbers)
+        and isinstance(methods, list)
+        and bool(methods)
+        and isinstance(speeds, dict)
+        and all(isinstance(name, str) and name in speeds for name in methods)
+        and all(map(is_duration, (plan["start_seconds"], plan["pool_seconds"], *speeds.values())))
+        and type(plan["final"]) is bool
+    )
+
+
+def is_duration(seconds: object) -> bool:
+    return type(seconds) in (int, float) and 0 <= seconds < math.inf  # type: ignore[operator]

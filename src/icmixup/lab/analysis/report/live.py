@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -104,6 +104,11 @@ class ReportingDisplay(Display):
     """A display that also rewrites a report after each run of this session."""
 
     live: LiveReport | None = None
+
+    def expect(self, recipes: Sequence[Recipe], finished: Collection[Recipe] = ()) -> None:
+        super().expect(recipes, finished)
+        if self.live is not None:
+            self.live.methods = tuple(dict.fromkeys(recipe.method for recipe in recipes))
 
     def finish(self, row: Row) -> None:
         super().finish(row)
