@@ -53,7 +53,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[1]
 SOURCE = Path("src/icmixup")
 RECORDER = Path("tools/recorder")
-SECONDS = 300.0  # of tests that may judge a mutant, as they take without a mutation
+SECONDS = 300.0  # of tests that may judge a mutant, if they pass
 FIRST_SECONDS = 40.0  # of the tests that are tried first
 PATIENCE = 6.0  # a mutant that takes this many times longer hangs
 INTEGRATIONS = Path.home() / ".cache/icmixup/integrations/bin/python"  # of make test-integrations
@@ -76,6 +76,7 @@ TESTS = {
     "_install.py": ("tests/test_integrations.py",),
     "inputs.py": ("tests/test_methods.py", "tests/test_mixer.py"),
     "objective.py": ("tests/test_methods.py", "tests/test_hidden.py"),
+    "contrast/triton": ("tests/contrast",),
     "contrast/": ("tests/contrast", "tests/test_loss.py"),
     "integrations/_versions.py": ("tests/test_integrations.py",),
     "lab/analysis/corruptions/": ("tests/lab/analysis/test_corruptions.py",),
@@ -355,18 +356,21 @@ class Stage(NamedTuple):
     seconds: float  # what they take without a mutation, as far as known
 
 
-def stages(mutant: Mutant, lines: Lines, given: list[str] | None) -> list[Stage]:
+def stages(mutant: Mutant, lines: Lines, given: list[str] | None, seconds: float) -> list[Stage]:
     """The tests of a mutant: given ones; or those with its module's name, then others that run its lines."""
     if given:
         return [Stage(given, None, SECONDS)]
     chosen: list[list[str]] = [[], []]
     spent = 0.0
     for name in tests_that_run(mutant, lines):
-        if spent + lines.seconds[name] <= SECONDS or not spent:
+        if spent + lines.seconds[name] <= seconds or not spent:
             spent += lines.seconds[name]
             chosen[spent > FIRST_SECONDS].append(name)
-    recorded = {name.split("::")[0] for name in lines.seconds}
-    near = [path for path in near_tests(mutant.file) if path not in recorded]
+    near = [
+        path
+        for path in near_tests(mutant.file)
+        if not any(name.startswith((f"{path}::", f"{path}/")) for name in lines.seconds)
+    ]
     return [Stage([path], None, SECONDS) for path in near] + [
         Stage(sorted({n.split("::")[0] for n in names}), names, sum(lines.seconds[n] for n in names))
         for names in chosen
@@ -541,6 +545,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="only those of the sample whose FILE:LINE contains this")
     parser.add_argument("--minutes", type=float, default=1e9, help="stop after this time")
     parser.add_argument("--json", type=Path, help="the result; a file that exists is completed")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of recorded tests for each mutant")
     parser.add_argument("--jobs", type=int, default=1, help="mutants judged concurrently")
     parser.add_argument("--tests", nargs="+", help="judge by these tests, for example all of them: tests")
     parser.add_argument(
@@ -557,7 +562,7 @@ def main() -> int:
         return 0
     result = Result(args.json, args.number, args.seed, args.new_tests)
     lines = read_lines(args.lines)
-    work = [(mutant, stages(mutant, lines, args.tests)) for mutant in result.todo(args.only)]
+    work = [(mutant, stages(mutant, lines, args.tests, args.seconds)) for mutant in result.todo(args.only)]
     judge_all(result, work, integrations, args.jobs, args.minutes)
     summary = result.summary()
     print(f"{summary['killed']} of {summary['judged']} mutants killed")
