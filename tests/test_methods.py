@@ -248,14 +248,6 @@ def test_half_precision_scores_have_the_loss_of_the_same_scores_in_float32(name:
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["ldam", "erm-drw"])
-def test_margins_and_weights_of_an_empty_class_are_an_error(
-    model: nn.Module, images: Tensor, labels: Tensor, name: str
-) -> None:
-    with pytest.raises(ValueError, match=r"class_counts of classes \[1\] are not positive"):
-        training_loss(model, images, labels, METHODS[name].at(1), torch.tensor([5, 0, 5, 5]))
-
-
 def test_focal_loss_has_finite_gradients_where_an_image_is_certain() -> None:
     scores = torch.tensor([[60.0, -60.0], [0.0, 3.0]], requires_grad=True)
     method = replace(METHODS["focal"], focal_gamma=0.5)
@@ -496,6 +488,7 @@ BAD_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
         {"method": "remix", "class_counts": None},
     ),
     "no counts for balanced": (r"pass class_counts", {"method": "balanced", "class_counts": None}),
+    "no counts for margins": (r"pass class_counts", {"method": "ldam", "class_counts": None}),
     "no counts for weights": (r"pass class_counts", {"method": "ic-balanced-mixup", "class_counts": None}),
     "counts of no shape": (
         r"class_counts have shape \(\); expected \(C,\), one size per class",
@@ -508,6 +501,14 @@ BAD_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "zeros in balanced": (
         r"class_counts of classes \[2\] are not positive.*takes their logarithm",
         {"method": "balanced", "class_counts": torch.tensor([5, 5, 0, 5])},
+    ),
+    "zeros in margins": (
+        r"class_counts of classes \[3\] are not positive",
+        {"method": "ldam", "class_counts": torch.tensor([5, 5, 5, 0])},
+    ),
+    "zeros in deferred weights": (
+        r"class_counts of classes \[1\] are not positive",
+        {"method": METHODS["erm-drw"].at(1), "class_counts": torch.tensor([5, 0, 5, 5])},
     ),
     "zeros in weights": (
         r"class_counts of classes \[0\] are not positive",

@@ -13,9 +13,9 @@ other tests. The working tree is never touched.
 Of recorded tests, those that run a mutant's statement judge it, wherever they are. A constant of a module or
 a class, or a default value, is judged by those that run any line of the function, class or module around it.
 
-Tests must pass without a mutation, since one that fails anyway would kill every mutant: the tests that
-killed are run again without one, at the end. Tests of the integrations run with --integrations, a Python that
-has the frameworks.
+Tests must pass without a mutation, since one that fails anyway would kill every mutant: --check runs the
+tests that killed a mutant without one. Tests of the integrations run with --integrations, a Python that has
+the frameworks.
 
 What is not mutated (see `skipped`), since no test could tell, or only one of another machine:
 
@@ -56,6 +56,7 @@ RECORDER = Path("tools/recorder")
 SECONDS = 300.0  # of tests that may judge a mutant, if they pass
 FIRST_SECONDS = 40.0  # of the tests that are tried first
 PATIENCE = 6.0  # a mutant that takes this many times longer hangs
+START_SECONDS = 300.0  # to import torch and collect the tests, on a busy machine
 INTEGRATIONS = Path.home() / ".cache/icmixup/integrations/bin/python"  # of make test-integrations
 # tests/tools compares the text of the modules with mutants.py, so that it would notice any change of text.
 IGNORED_TESTS = ("tests/tools",)
@@ -415,9 +416,10 @@ def judge(mutant: Mutant, tests: list[Stage], integrations: Path | None) -> dict
         content = path.read_bytes()
         path.write_bytes(content[: mutant.start] + mutant.after.encode() + content[mutant.end :])
         for stage in tests:
-            killer = first_failure(folder, stage, integrations)
+            killer, message = first_failure(folder, stage, integrations)
             if killer:
-                return {"fate": "killed", "test": killer}
+                # On a busy machine a test can run out of time without any mutation.
+                return {"fate": "unclear" if "Timeout" in message else "killed", "test": killer}
     return {"fate": "survived", "tests": sorted({path for stage in tests for path in stage.paths})}
 
 
@@ -434,34 +436,53 @@ def copied_tree() -> Iterator[Path]:
         yield folder
 
 
-def first_failure(folder: Path, stage: Stage, integrations: Path | None) -> str | None:
-    """The first test that fails in a tree, or what else happened; None if all pass."""
+def first_failure(folder: Path, stage: Stage, integrations: Path | None) -> tuple[str, str]:
+    """The first test that fails in a tree, or what else happened, and the error; empty if all pass."""
+    try:
+        done = run_tests(folder, stage, integrations, "-x")
+    except subprocess.TimeoutExpired as late:
+        return f"no end after {late.timeout:.0f} s", "Timeout"
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - (.*))?$", done.stdout, re.MULTILINE)
+    if failed:
+        return failed[1], failed[2] or ""
+    # 5: no test is left, since the mutant changes the parameters of all
+    return ("" if done.returncode in (0, 5) else f"pytest exits with {done.returncode}"), ""
+
+
+def run_tests(
+    folder: Path, stage: Stage, integrations: Path | None, *options: str
+) -> subprocess.CompletedProcess[str]:
     frameworks = stage.paths[0].startswith("tests/integrations")
     python = integrations if frameworks and integrations is not None else Path(sys.executable)
-    words = [str(python), "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider"]
     settings = environment(folder)
     if stage.names is not None:
         chosen = folder / "chosen_tests.txt"
         chosen.write_text("\n".join(stage.names))
         settings["CHOSEN_TESTS"] = str(chosen)
-    limit = 60 + PATIENCE * stage.seconds
-    try:
-        done = subprocess.run(
-            [*words, "-p", "mutation_plugin", *stage.paths],
-            cwd=folder,
-            env=settings,
-            capture_output=True,
-            text=True,
-            timeout=limit,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"no end after {limit:.0f} s"
-    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
-    if failed:
-        return failed[1]
-    # 5: no test is left, since the mutant changes the parameters of all
-    return None if done.returncode in (0, 5) else f"pytest exits with {done.returncode}"
+    return subprocess.run(
+        [str(python), "-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider", "-p", "mutation_plugin"]
+        + [*options, *stage.paths],
+        cwd=folder,
+        env=settings,
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS + PATIENCE * stage.seconds,
+        check=False,
+    )
+
+
+def check_killers(rows: list[dict[str, Any]], integrations: Path | None) -> int:
+    """Run the tests that killed a mutant without one; returns 1 if any fails, 0 otherwise."""
+    names = {row["test"] for row in rows if "::" in row.get("test", "")}
+    others = {name for name in names if name.startswith("tests/integrations")}
+    codes = []
+    with copied_tree() as folder:
+        for chosen in filter(None, (names - others, others)):
+            paths = sorted({name.split("::")[0] for name in chosen})
+            done = run_tests(folder, Stage(paths, sorted(chosen), 10 * SECONDS), integrations)
+            print(f"{len(chosen)} tests that killed a mutant, without one:\n{done.stdout}")
+            codes.append(done.returncode)
+    return int(any(codes))
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -508,7 +529,7 @@ class Result:
         earlier = self.rows.get(key(row), {})
         row |= {"at_first": "survived" if self.new_tests else verdict["fate"], **verdict}
         row |= {"commit": git("rev-parse", "--short", "HEAD"), "date": str(datetime.date.today())}
-        if verdict["fate"] == "survived" and "reason" in earlier:
+        if verdict["fate"] != "killed" and "reason" in earlier:
             row["reason"] = earlier["reason"]
         self.rows[key(row)] = row
         self.write()
@@ -551,6 +572,7 @@ def main() -> int:
     parser.add_argument(
         "--new-tests", action="store_true", help="tests were written since the draw: not killed at first"
     )
+    parser.add_argument("--check", action="store_true", help="run the tests that killed, without a mutation")
     parser.add_argument("--lines", type=Path, default=ROOT / "build/lines.json", help="lines of each test")
     parser.add_argument("--record", nargs="+", metavar="TESTS", help="record the lines of these tests")
     parser.add_argument("--integrations", type=Path, default=INTEGRATIONS, help="Python with the frameworks")
@@ -561,6 +583,8 @@ def main() -> int:
         record(args.record, integrations if frameworks else None, args.lines)
         return 0
     result = Result(args.json, args.number, args.seed, args.new_tests)
+    if args.check:
+        return check_killers(result.sampled_rows(), integrations)
     lines = read_lines(args.lines)
     work = [(mutant, stages(mutant, lines, args.tests, args.seconds)) for mutant in result.todo(args.only)]
     judge_all(result, work, integrations, args.jobs, args.minutes)
