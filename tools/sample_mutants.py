@@ -459,9 +459,9 @@ def run_tests(
         chosen = folder / "chosen_tests.txt"
         chosen.write_text("\n".join(stage.names))
         settings["CHOSEN_TESTS"] = str(chosen)
+    words = ["-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider", "-p", "mutation_plugin"]
     return subprocess.run(
-        [str(python), "-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider", "-p", "mutation_plugin"]
-        + [*options, *stage.paths],
+        [str(python), *words, *options, *stage.paths],
         cwd=folder,
         env=settings,
         capture_output=True,
