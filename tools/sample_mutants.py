@@ -25,6 +25,10 @@ What is not mutated (see `skipped`), since no test could tell, or only one of an
     zip(strict=...)       True asserts what is so: only our own bug can make a difference
     padding               widths in f"{x:>{width}}", ljust, rjust, center, and indent= of JSON
     CUDA_ONLY             functions that need a GPU; tests/lab/training/test_cuda.py has their tests
+    flush=                when something is printed, not what
+    looks of figures      sizes, widths and fonts in keywords of Matplotlib, which are judged by eye
+    clocks                < for <= between clock readings, which are never equal
+    timeouts              a second more than one of ten seconds or longer
 
 Other code that needs a GPU is mutated, and survives here.
 """
@@ -92,6 +96,8 @@ TESTS = {
     "lab/sweep/": ("tests/lab/sweep/test_sweep.py",),
     "lab/training/step.py": ("tests/lab/training/test_loop.py", "tests/lab/training/test_artifacts.py"),
 }
+LOOKS = ("figsize", "dpi", "fontsize", "linewidth", "markersize", "capsize", "zorder", "labelpad", "alpha")
+CLOCK = re.compile(r"\btime\.(monotonic|perf_counter|time)\(\)")
 PADDING = ("ljust", "rjust", "center")
 OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub,
@@ -127,6 +133,7 @@ class Mutant(NamedTuple):
     after: str
     statement: tuple[int, int]  # lines whose tests judge it, first and last
     at_import: bool  # the statement runs at import, and the lines are those of what it belongs to
+    invisible: str = ""  # why no test could notice it, see `invisible`
 
 
 # Finding mutants -------------------------------------------------------------------------------------------
@@ -170,6 +177,7 @@ class Finder:
             self.visit_body(statement.body, inner, at_import=isinstance(statement, ast.ClassDef))
         else:
             own = header_lines(statement)
+            why = invisible(statement, self.file)
             for child in ast.iter_child_nodes(statement):
                 if isinstance(child, ast.stmt):
                     self.visit_statement(child, lines, at_import)
@@ -178,25 +186,26 @@ class Finder:
                 elif isinstance(statement, ast.AnnAssign) and child is statement.annotation:
                     self.count(child, "type hints")
                 else:
-                    self.visit(child, lines if at_import else own, at_import)
+                    self.visit(child, lines if at_import else own, at_import, why)
 
-    def visit(self, node: ast.AST, lines: tuple[int, int], at_import: bool) -> None:
+    def visit(self, node: ast.AST, lines: tuple[int, int], at_import: bool, why: str = "") -> None:
+        why = why or invisible(node, self.file)
         if isinstance(node, ast.expr):
             for after in changed_versions(node):
-                self.add(node, after, lines, at_import)
+                self.add(node, after, lines, at_import, why or beyond_clocks(node))
         for child in ast.iter_child_nodes(node):
             if reason := skipped(child, node, self.file):
                 self.count(child, reason)
             else:
-                self.visit(child, lines, at_import)
+                self.visit(child, lines, at_import, why)
 
-    def add(self, node: ast.expr, after: str, lines: tuple[int, int], at_import: bool) -> None:
+    def add(self, node: ast.expr, after: str, lines: tuple[int, int], at_import: bool, why: str) -> None:
         start = self.offsets[node.lineno - 1] + node.col_offset
         end = self.offsets[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
         before = self.content[start:end].decode()
         assert ast.dump(ast.parse(f"({before})", mode="eval").body) == ast.dump(node), (self.file, before)
         self.mutants.append(
-            Mutant(self.file, node.lineno, start, end, " ".join(before.split()), after, lines, at_import)
+            Mutant(self.file, node.lineno, start, end, " ".join(before.split()), after, lines, at_import, why)
         )
 
     def count(self, node: ast.AST | None, reason: str) -> None:
@@ -234,6 +243,26 @@ def skipped(node: ast.AST, parent: ast.AST | None, file: str) -> str:
         if isinstance(called, ast.Attribute) and called.attr in PADDING and node is not called:
             return "padding"
     return ""
+
+
+def invisible(node: ast.AST, file: str) -> str:
+    """Why no test could notice a change in a statement or keyword, see the text at the top; empty if one
+    could."""
+    if isinstance(node, ast.keyword) and node.arg == "flush":
+        return "flush="
+    if isinstance(node, ast.keyword) and node.arg in LOOKS and file.endswith("figure.py"):
+        return "looks of figures"
+    if isinstance(node, ast.keyword | ast.Assign) and isinstance(node.value, ast.Constant):
+        name = node.arg if isinstance(node, ast.keyword) else ast.unparse(node.targets[0])
+        seconds = node.value.value
+        if "timeout" in str(name).lower() and isinstance(seconds, int | float) and seconds >= 10:
+            return "timeouts"
+    return ""
+
+
+def beyond_clocks(node: ast.expr) -> str:
+    ordered = isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE)
+    return "clocks" if ordered and CLOCK.search(ast.unparse(node)) else ""
 
 
 def changed_versions(node: ast.AST) -> Iterator[str]:
@@ -510,9 +539,12 @@ class Result:
         mutants, left_out = find_all()
         self.head: dict[str, Any] = {"number": number, "seed": seed}
         self.head |= {"source": git("rev-parse", f"HEAD:{SOURCE}")}  # git show HASH lists it
-        self.head |= {"population": len(mutants), "not_mutated": dict(left_out.most_common())}
+        left_out.update(mutant.invisible for mutant in mutants if mutant.invisible)
+        visible = sum(not mutant.invisible for mutant in mutants)
+        self.head |= {"population": visible, "not_mutated": dict(left_out.most_common())}
+        # Left out after the shuffle, so that a new rule does not exchange the rest of the sample.
         random.Random(seed).shuffle(mutants)
-        self.mutants = mutants[:number]
+        self.mutants = [mutant for mutant in mutants if not mutant.invisible][:number]
         stored = json.loads(path.read_text()) if path is not None and path.exists() else {}
         if stored and any(stored[name] != self.head[name] for name in ("seed", "source")):
             raise SystemExit(
