@@ -29,6 +29,7 @@ What is not mutated (see `skipped`), since no test could tell, or only one of an
     looks of figures      sizes, widths and fonts in keywords of Matplotlib, which are judged by eye
     clocks                < for <= between clock readings, which are never equal
     timeouts              a second more than one of ten seconds or longer
+    + 0                   - for + a constant of the module that is 0, such as the number of a table's line
 
 Other code that needs a GPU is mutated, and survives here.
 """
@@ -151,6 +152,7 @@ class Finder:
         self.mutants: list[Mutant] = []
         self.left_out: Counter[str] = Counter()
         tree = ast.parse(text)
+        self.zeros = zeros(tree)
         self.visit_body(tree.body, (1, len(self.offsets)), at_import=True)
 
     def visit_body(self, body: Iterable[ast.stmt], lines: tuple[int, int], at_import: bool) -> None:
@@ -192,7 +194,7 @@ class Finder:
         why = why or invisible(node, self.file)
         if isinstance(node, ast.expr):
             for after in changed_versions(node):
-                self.add(node, after, lines, at_import, why or beyond_clocks(node))
+                self.add(node, after, lines, at_import, why or no_difference(node, self.zeros))
         for child in ast.iter_child_nodes(node):
             if reason := skipped(child, node, self.file):
                 self.count(child, reason)
@@ -260,9 +262,23 @@ def invisible(node: ast.AST, file: str) -> str:
     return ""
 
 
-def beyond_clocks(node: ast.expr) -> str:
+def no_difference(node: ast.expr, zeros: set[str]) -> str:
+    """The same for the changed expression itself, in a module with these names of 0."""
     ordered = isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE)
-    return "clocks" if ordered and CLOCK.search(ast.unparse(node)) else ""
+    if ordered and CLOCK.search(ast.unparse(node)):
+        return "clocks"
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
+        factor = node.right.left if isinstance(node.right, ast.BinOp) else node.right
+        multiplied = not isinstance(node.right, ast.BinOp) or isinstance(node.right.op, ast.Mult)
+        if multiplied and ast.unparse(factor) in zeros:
+            return "+ 0"
+    return ""
+
+
+def zeros(tree: ast.Module) -> set[str]:
+    """Names of a module that are 0, or Constant(0) of Triton."""
+    values = {ast.unparse(each.targets[0]): each.value for each in tree.body if isinstance(each, ast.Assign)}
+    return {name for name, value in values.items() if ast.unparse(value) in ("0", "Constant(0)")}
 
 
 def changed_versions(node: ast.AST) -> Iterator[str]:
