@@ -160,34 +160,41 @@ SAMPLE_PAGE = """
 
 `tools/sample_mutants.py` changes one operator, comparison or constant at a time. Of {population:,} such
 mutants in the library, the integrations and the lab, {judged} were drawn at random (seed {seed}):
-**{killed} of {judged} are killed**. The tests as they were before the draw killed {killed_at_first}, which
-is the estimate for mutants that were not drawn; the survivors were then read, and got a test where one was
-missing. Not mutated: {left_out}; the head of the tool explains each.
-`results/sampled_mutants.json` has every mutant with the test that kills it ({dates}, at {commits}).
-No test fails with these:
+**{killed} of {judged} are killed** by the project's tests. The tests as they were before the draw killed
+{killed_at_first}, which is the estimate for mutants that were not drawn; the others were then read, and got a
+test where one was missing. `results/sampled_mutants.json` has every mutant with the test that kills it
+({dates}; lines are those of commit {commit}). No test fails with these:
 
 | place | before | after | reason |
 |---|---|---|---|
-{rows}
+{survivors}
+
+Not mutated, since no test could notice it here: {left_out}. The head of the tool explains each.
+
+These were drawn, and passed over for the next one by such a rule. Counted as survivors, they make it {killed}
+of {drawn}.
+
+| place | before | after | rule |
+|---|---|---|---|
+{passed_over}
 """
 
 
 def markdown_sample(sample: dict[str, Any]) -> str:
     """What tools/sample_mutants.py found, with the reason of every survivor."""
-    rows = [
-        f"| `{row['file']}:{row['line']}` | {code(row['before'])} | {code(row['after'])} | {row['reason']} |"
-        for row in sample["mutants"]
-        if row["fate"] != "killed"
-    ]
-    commits, dates = (sorted({row[name] for row in sample["mutants"]}) for name in ("commit", "date"))
-    left_out = [f"{count} of {reason}" for reason, count in sample["not_mutated"].items()]
+    survivors = [row for row in sample["mutants"] if row["fate"] != "killed"]
     return SAMPLE_PAGE.format(
-        **{key: value for key, value in sample.items() if isinstance(value, int)},
-        left_out=", ".join(left_out),
-        dates=", ".join(dates),
-        commits=", ".join(commits),
-        rows="\n".join(rows),
+        **{key: value for key, value in sample.items() if key != "passed_over"},
+        drawn=len(sample["mutants"]) + len(sample["passed_over"]),
+        left_out=", ".join(f"{reason} ({count})" for reason, count in sample["not_mutated"].items()),
+        dates=", ".join(sorted({row["date"] for row in sample["mutants"]})),
+        survivors="\n".join(mutant_row(row, row["reason"]) for row in survivors),
+        passed_over="\n".join(mutant_row(row, row["rule"]) for row in sample["passed_over"]),
     )
+
+
+def mutant_row(row: dict[str, Any], reason: str) -> str:
+    return f"| `{row['file']}:{row['line']}` | {code(row['before'])} | {code(row['after'])} | {reason} |"
 
 
 def code(text: str) -> str:
@@ -216,7 +223,8 @@ def main() -> int:
     killers = read_page(args.markdown) if args.new else {}
     known = [m for m in chosen if (m.module, m.name) in killers]
     verdicts = [Verdict(mutant, killers[mutant.module, mutant.name]) for mutant in known]
-    for verdict in judge_all([mutant for mutant in chosen if mutant not in known], args.jobs):
+    missing = [mutant for mutant in chosen if mutant not in known]
+    for verdict in judge_all(missing, args.jobs) if missing else ():
         result = "survived" if verdict.killer is None else "killed  "
         print(f"{result}  {verdict.mutant.module:16} {verdict.mutant.name}", flush=True)
         verdicts.append(verdict)

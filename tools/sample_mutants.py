@@ -554,13 +554,20 @@ class Result:
         self.path, self.new_tests = path, new_tests
         mutants, left_out = find_all()
         self.head: dict[str, Any] = {"number": number, "seed": seed}
-        self.head |= {"source": git("rev-parse", f"HEAD:{SOURCE}")}  # git show HASH lists it
+        self.head |= {"commit": git("log", "-1", "--format=%h", "--", str(SOURCE))}
+        self.head |= {"source": git("rev-parse", f"HEAD:{SOURCE}")}  # the tree of the package
         left_out.update(mutant.invisible for mutant in mutants if mutant.invisible)
         visible = sum(not mutant.invisible for mutant in mutants)
         self.head |= {"population": visible, "not_mutated": dict(left_out.most_common())}
         # Left out after the shuffle, so that a new rule does not exchange the rest of the sample.
         random.Random(seed).shuffle(mutants)
         self.mutants = [mutant for mutant in mutants if not mutant.invisible][:number]
+        front = mutants[: mutants.index(self.mutants[-1])]
+        self.head["passed_over"] = [
+            {"rule": m.invisible, "file": m.file, "line": m.line, "before": m.before, "after": m.after}
+            for m in front
+            if m.invisible
+        ]
         stored = json.loads(path.read_text()) if path is not None and path.exists() else {}
         if stored and any(stored[name] != self.head[name] for name in ("seed", "source")):
             raise SystemExit(
