@@ -1,8 +1,9 @@
-"""Rows of bench/loss.py: written to a CSV, read back, and made into ratios, a fit and a picture."""
+"""Rows appended to a CSV; those of bench/loss.py read back, and made into ratios, a fit and a picture."""
 
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 
 COLUMNS = (
@@ -23,17 +24,21 @@ def write_row(row: dict[str, object], path: Path | None) -> None:
         f"{text(row['grad_error'], '.1e')}",
         flush=True,
     )
+    append_row(row, COLUMNS, path)
+
+
+def append_row(row: dict[str, object], columns: Sequence[str], path: Path | None) -> None:
+    """Add a row to a CSV, with a header if the file is new; floats with six digits."""
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     new = not path.exists()
     with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
         if new:
             writer.writeheader()
-        writer.writerow(
-            {key: text(row[key], ".6g") if isinstance(row[key], float) else row[key] for key in COLUMNS}
-        )
+        values = {key: row.get(key) for key in columns}
+        writer.writerow({k: text(v, ".6g") if isinstance(v, float) else v for k, v in values.items()})
 
 
 def read_rows(path: Path) -> list[dict[str, object]]:

@@ -20,6 +20,7 @@ import torch
 from icmixup.lab.datasets import Dataset, DataSpec, Split, draw_subset, load_dataset, subset_counts
 from icmixup.lab.paper.results import append_rows
 from icmixup.lab.sweep import run_recipes
+from icmixup.lab.training.definitions import Definitions
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.recipe import STRONG, Recipe
 
@@ -78,6 +79,7 @@ def choose(args: argparse.Namespace) -> tuple[str, float]:
         device=args.device,
         workers=args.workers,
         dataset=validation_data(args.data_dir),
+        definitions=Definitions(),  # so that workers are sent the data: by its name they would load all of it
     )
     recipes = [candidate(*pair, args.validation_epochs, args.model) for pair in (*CANDIDATES, *BASELINES)]
     rows = run_recipes(recipes, execution, on_row=show)

@@ -1,12 +1,14 @@
-"""Search the recipe `long-tail` on a validation part of CIFAR-100's training set; the test set takes no part.
+"""Search the recipe `long-tail` on a validation part of CIFAR-100's training set, then test it once.
 
     python tools/long_tail_recipe.py --data-dir data --out runs/recipe --rows results/long_tail_recipe.csv
+    python tools/long_tail_recipe.py --test-seeds 3 --results results/long_tail.csv
 
 The validation part is that of tools/long_tail_alpha.py: 50 images per class, and a long tail (imbalance 0.01)
-drawn from the other 450. The search is one setting at a time, in the order of STAGES: each stage tries its
-values with the best ones so far, for every method, and keeps the value with the highest mean accuracy over
-methods and seeds. So no method is favoured by a recipe that was chosen for another. All candidates are
-written to --rows; the recipe that was found is printed, to be put into icmixup.lab.training.recipe by hand.
+drawn from the other 450. There are two stages, STAGES: each tries its settings with the best ones so far, for
+every method, and keeps those with the highest mean accuracy over methods and seeds. So no method is favoured
+by a recipe that was chosen for another. All candidates are written to --rows; the recipe that was found is
+printed, to be put into icmixup.lab.training.recipe by hand. With --test-seeds it is then trained on the usual
+long tail and tested, all --test-methods with one seed before the next; the rows are appended to --results.
 """
 
 from __future__ import annotations
@@ -22,30 +24,31 @@ from typing import Any
 import torch
 from long_tail_alpha import validation_data
 
+from icmixup.lab.paper.results import append_rows
 from icmixup.lab.sweep import run_recipes
+from icmixup.lab.training.definitions import Definitions
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.recipe import LONG_TAIL, Recipe
 from icmixup.lab.training.run_folder import Row
 
-METHODS = ("balanced", "balanced-mixup-cutmix", "ic-mixup-cutmix", "balanced-ic-regmixup")
+METHODS = ("balanced-mixup-cutmix", "balanced-ic-regmixup")
+TESTED = ("balanced-ic-regmixup", "balanced-mixup-cutmix", "balanced", "balanced-regmixup")
 Settings = dict[str, Any]
-# Published values among them: weight decay 2e-4, lr 0.3 with batch 256, AutoAugment and Cutout of ProCo (Du
-# et al., 2024); weight decay 5e-4 and lr 0.1 with batch 128 of the strong recipe.
+# The last candidate of each stage is from ProCo (Du et al., 2024); the first is the recipe `long-tail` as is.
 STAGES: dict[str, tuple[Settings, ...]] = {
     "augmentation": (
         {"trivial": True, "autoaugment": False, "cutout": 0},
         {"trivial": True, "autoaugment": False, "cutout": 16},
+        {"trivial": False, "autoaugment": False, "cutout": 0},
         {"trivial": False, "autoaugment": True, "cutout": 0},
         {"trivial": False, "autoaugment": True, "cutout": 16},
-        {"trivial": False, "autoaugment": False, "cutout": 0},
     ),
-    "weight decay": ({"weight_decay": 5e-4}, {"weight_decay": 2e-4}, {"weight_decay": 1e-3}),
-    "batch and lr": (
-        {"batch_size": 128, "lr": 0.1},
-        {"batch_size": 128, "lr": 0.05},
-        {"batch_size": 256, "lr": 0.3, "warmup_epochs": 5},
+    "optimisation": (
+        {"weight_decay": 5e-4, "batch_size": 128, "lr": 0.1, "warmup_epochs": 0},
+        {"weight_decay": 2e-4, "batch_size": 128, "lr": 0.1, "warmup_epochs": 0},
+        {"weight_decay": 1e-3, "batch_size": 128, "lr": 0.1, "warmup_epochs": 0},
+        {"weight_decay": 2e-4, "batch_size": 256, "lr": 0.3, "warmup_epochs": 5},
     ),
-    "ema": ({"ema": None}, {"ema": 0.999}),
 }
 SHOWN = ("stage", "settings", "method", "seed", "epochs", "model", "accuracy", "many", "medium", "few")
 SHOWN += ("minutes", "device", "torch", "commit", "date")
@@ -64,15 +67,42 @@ def search_stage(
     stage: str, base: Recipe, execution: Execution, args: argparse.Namespace
 ) -> tuple[Recipe, list[Row]]:
     """The base with the best settings of a stage, and the rows of all candidates."""
+    recipes = {json.dumps(settings): candidates(base, settings, args) for settings in STAGES[stage]}
+    # All candidates in one call: processes and compiled code are shared, and no worker waits for a stage.
+    found = run_recipes([recipe for group in recipes.values() for recipe in group], execution, on_row=show)
+    by_key = {row["key"]: row for row in found}
     rows: list[Row] = []
-    means: list[tuple[float, Settings]] = []
-    for settings in STAGES[stage]:
-        found = run_recipes(candidates(base, settings, args), execution)
-        rows += [row | {"stage": stage, "settings": json.dumps(settings)} for row in found]
-        means.append((fmean(row["accuracy"] for row in found), settings))
-        print(f"{stage} {settings}: {means[-1][0]:.2f}", flush=True)
-    best = max(means, key=lambda pair: pair[0])[1]
-    return dataclasses.replace(base, **best), rows
+    means: dict[str, float] = {}
+    for settings, group in recipes.items():
+        own = [by_key[recipe.key] for recipe in group]  # a run that was lost is a KeyError: no silent choice
+        rows += [row | {"stage": stage, "settings": settings} for row in own]
+        means[settings] = fmean(row["accuracy"] for row in own)
+        print(f"{stage} {settings}: {means[settings]:.2f}", flush=True)
+    best = max(means, key=lambda settings: means[settings])
+    return dataclasses.replace(base, **json.loads(best)), rows
+
+
+def show(row: Row) -> None:
+    print(f"{row['method']} seed {row['seed']}: {row['accuracy']:.2f}, few {row['few']}", flush=True)
+
+
+def test_recipe(found: Recipe, args: argparse.Namespace) -> None:
+    """Train the recipe on the usual long tail; rows are appended as they finish."""
+    recipes = [
+        dataclasses.replace(found, method=method, seed=seed, epochs=args.test_epochs, eval_every=10**6)
+        for seed in range(args.test_seeds)
+        for method in args.test_methods
+    ]
+    by_key = {recipe.key: recipe for recipe in recipes}
+
+    def keep(row: Row) -> None:
+        append_rows(args.results, [(by_key[row["key"]], row)])
+        show(row)
+
+    execution = Execution(
+        out=args.out / "test", data_dir=args.data_dir, device=args.device, workers=args.workers
+    )
+    run_recipes(recipes, execution, on_row=keep)
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:
@@ -93,8 +123,12 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
     parser.add_argument("--model", default="resnet32")
-    parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--epochs", type=int, default=60, help="of the search")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--test-seeds", type=int, default=0)
+    parser.add_argument("--test-methods", nargs="+", default=list(TESTED))
+    parser.add_argument("--test-epochs", type=int, default=200)
+    parser.add_argument("--results", type=Path, default=Path("results/long_tail.csv"))
     parser.add_argument("--workers", type=int, default=5)
     parser.add_argument("--device", default=None)
     args = parser.parse_args()
@@ -107,11 +141,12 @@ def main() -> None:
         eval_every=args.epochs,
     )
     execution = Execution(
-        out=args.out,
+        out=args.out / "validation",
         data_dir=args.data_dir,
         device=args.device,
         workers=args.workers,
         dataset=validation_data(args.data_dir),
+        definitions=Definitions(),  # so that workers are sent the data: by its name they would load all of it
     )
     rows: list[Row] = []
     for stage in args.stages:
@@ -119,7 +154,9 @@ def main() -> None:
         rows += found
         write_rows(args.rows, rows)  # after every stage, so that a search that is cut short leaves its rows
     names = dict.fromkeys(name for stage in args.stages for name in STAGES[stage][0])
-    print("found:", ", ".join(f"{name}={getattr(recipe, name)!r}" for name in names))
+    print("found:", ", ".join(f"{name}={getattr(recipe, name)!r}" for name in names), flush=True)
+    if args.test_seeds:
+        test_recipe(recipe, args)
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def simulate_coverage(setting: Setting, trials: int, rng: np.random.Generator) -
         sample = crossed_sample(correct[:, 0], correct[:, 1])
         error = sample.mean - truth
         freedom = setting.seeds - 1
-        p = p_value(error, sample.seed_variance, sample.image_variance, freedom)
+        p = p_value(error, sample.seed_variance, sample.image_variance, freedom, sample.least)
         hits[COVERED[0]].append(p >= ERROR)
         hits[COVERED[1]].append(satterthwaite_p(error, sample, setting) >= ERROR)
         by_seed = 100 * (correct[:, 0].mean(axis=-1) - correct[:, 1].mean(axis=-1))

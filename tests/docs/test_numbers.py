@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from pathlib import Path
 from statistics import fmean, stdev
@@ -17,6 +18,7 @@ from icmixup.lab.paper.published import PAPER as PAPER_TABLES
 from icmixup.lab.paper.published import TABLES
 from icmixup.lab.paper.results import read_rows
 from icmixup.lab.paper.spec import METHOD_ROWS
+from icmixup.lab.training.recipe import HEAD
 
 
 def standings(file: str, baseline: str) -> list[Standing]:
@@ -519,19 +521,57 @@ def test_the_table_of_baselines_is_the_rows(data: str, word: str, seeds: int) ->
         assert difference.split(" [")[0] == ("" if label == "`balanced`" else f"{gap:+.1f}")
 
 
-def test_heads_on_features_of_birds_are_computed_from_their_rows() -> None:
-    with (ROOT / "results" / "birds_head.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+FINETUNING = ROOT / "docs" / "finetuning.md"
+PHOTOS = ROOT / "docs" / "photos.md"
 
-    def cell(method: str, imbalance: str) -> str:
-        runs = {
-            row["seed"]: float(row["accuracy"])
-            for row in rows
+
+def csv_rows(name: str) -> list[dict[str, str]]:
+    with (ROOT / "results" / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_heads_on_features_of_birds_are_computed_from_their_rows() -> None:
+    found = csv_rows("birds_head.csv")
+
+    def runs(method: str, imbalance: str) -> list[float]:
+        own = {
+            int(row["seed"]): float(row["accuracy"])
+            for row in found
             if (row["method"], row["imbalance"]) == (method, imbalance)
         }
-        assert set(runs) == {"0", "1", "2"}
-        return f"{fmean(runs.values()):.1f} ± {stdev(runs.values()):.1f}"
+        assert sorted(own) == list(range(5))
+        return list(own.values())
 
-    printed = table_under("even, %", ROOT / "docs" / "finetuning.md")
-    assert {row[0] for row in printed} == {row["method"] for row in rows}
-    assert printed == [[method, cell(method, "1.0"), cell(method, "0.1")] for method, *_ in printed]
+    printed = table_under("even, %", FINETUNING)
+    assert {row[0] for row in printed} == {row["method"] for row in found}
+    for method, *cells, tail, longer in printed:
+        assert cells == [spread(runs(method, imbalance)) for imbalance in ("1.0", "0.1", "30.0")]
+        for cell, imbalance in ((tail, "0.1"), (longer, "30.0")):
+            gap = fmean(runs(method, imbalance)) - fmean(runs("balanced", imbalance))
+            assert cell.split(" [")[0] == ("" if method == "balanced" else f"{gap:+.1f}")
+
+
+def test_the_search_of_the_recipe_head_is_computed_from_its_rows() -> None:
+    found: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for row in csv_rows("head_recipe.csv"):
+        found.setdefault((row["stage"], row["settings"]), []).append(row)
+    printed = table_under("validation accuracy, %", FINETUNING)
+    assert len(printed) == len(found)
+    for (name, cell), ((stage, settings), runs) in zip(printed, found.items(), strict=True):
+        values = " or ".join(f"{value:g}" for value in json.loads(settings).values())
+        assert name.removesuffix(" (the recipe)") == f"{stage} {values}"
+        assert name.endswith("(the recipe)") == (json.loads(settings).items() <= vars(HEAD).items())
+        assert cell == f"{fmean(float(row['accuracy']) for row in runs):.2f}"
+        for imbalance in ("1.0", "0.1"):
+            part = {(row["method"], row["seed"]) for row in runs if row["imbalance"] == imbalance}
+            assert len(part) == len(runs) / 2 == 18
+
+
+def test_crops_of_photos_are_computed_from_their_rows() -> None:
+    found: dict[str, list[str]] = {}
+    for row in csv_rows("photo_crop.csv"):
+        found.setdefault(row["random_resized_crop"], []).append(f"{float(row['accuracy']):.1f}")
+    printed = table_under("validation accuracy, set 1, %", PHOTOS)
+    assert [cells for _, *cells in printed] == list(found.values())
+    for (name, *_), crop in zip(printed, found, strict=True):
+        assert (f"crops of at least {crop}," in name) if crop else name.startswith("padding of 1 pixel")

@@ -130,3 +130,15 @@ def test_one_call_over_many_trials_equals_a_call_each():
         alone = crossed_sample(first[trial], second[trial])
         for name in ("mean", "seed_variance", "image_variance", "residual"):
             assert getattr(together, name)[trial] == pytest.approx(float(getattr(alone, name)))
+
+
+def test_no_interval_is_narrower_than_that_of_the_test_images_alone():
+    rng = np.random.default_rng(0)
+    wrong = rng.random((200, 2, 3, 400)) < 0.2  # no effect of seeds or images: all is residual
+    found = crossed_sample(~wrong[:, 0], ~wrong[:, 1])
+    narrowest = stats.norm.ppf(0.975) * np.sqrt(found.least + found.image_variance)
+    widths = [margin(s, i, 2, 0.95, least) for s, i, least in zip(*found[2:4], found.least, strict=True)]
+    assert np.all(np.array(widths) >= narrowest - 1e-12)
+    assert any(margin(s, i, 2, 0.95) < low for s, i, low in zip(*found[2:4], narrowest, strict=True))
+    ends = p_value(np.array(widths), found.seed_variance, found.image_variance, 2, found.least)
+    assert ends == pytest.approx(0.05, rel=1e-4)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from icmixup.lab.models import WeightsDoNotFit, build_model, start_note, weights_digest
-from icmixup.lab.models.weights import read_weights
+from icmixup.lab.models.weights import HEAD_STD, read_weights
 
 
 def saved() -> dict[str, torch.Tensor]:
@@ -55,9 +55,17 @@ def test_the_head_is_new_even_if_the_number_of_classes_agrees(tmp_path: Path) ->
     model = build_model("small-cnn", 4, seed=0, weights=str(tmp_path / "weights.pt"))
     random = build_model("small-cnn", 4, seed=0)
     kept = build_model("small-cnn", 4, seed=0, weights=str(tmp_path / "weights.pt"), keep_head=True)
-    assert torch.equal(model.classifier.weight, random.classifier.weight)
+    new, other = model.classifier.weight.detach(), random.classifier.weight.detach()
+    assert torch.allclose(new / new.std(), other / other.std())
     assert torch.equal(kept.classifier.weight, saved()["classifier.weight"])
     assert str(model.load_report).endswith("new head (classifier.weight, classifier.bias)")
+
+
+def test_a_new_head_starts_with_small_scores_and_no_bias(tmp_path: Path) -> None:
+    torch.save(saved(), tmp_path / "weights.pt")
+    model = build_model("small-cnn", 4, seed=0, weights=str(tmp_path / "weights.pt"))
+    assert model.classifier.weight.std().item() == pytest.approx(HEAD_STD, rel=1e-4)
+    assert not model.classifier.bias.any()
 
 
 def test_a_file_that_does_not_fit_says_how_many_tensors_do(tmp_path: Path) -> None:

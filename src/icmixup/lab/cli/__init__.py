@@ -132,7 +132,7 @@ def run_command(args: Sequence[str]) -> int:
         hint = f"did you mean {similar[0]}? " if similar else ""
         raise ValueError(f"unknown command {args[0]!r}; {hint}the commands are {', '.join(COMMANDS)}")
     from icmixup.lab.cli.pretrained import recipe_for
-    from icmixup.lab.cli.shared import default_recipe, requested_recipe
+    from icmixup.lab.cli.shared import default_recipe, given_flags, requested_recipe
 
     name = requested_recipe(args)
     flags = parse(args or ["--help"], name or "quick")
@@ -144,7 +144,7 @@ def run_command(args: Sequence[str]) -> int:
     recipe = recipe or default_recipe(flags.dataset, flags.where.device)
     if recipe != (name or "quick"):  # parsed again with the defaults of that recipe
         flags = parse(args, recipe)
-    return int(run(flags, recipe))
+    return int(run(flags, recipe, given_flags(args)))
 
 
 def command_module(name: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -147,8 +147,12 @@ class ComparisonPlan(NamedTuple):
     seconds: float | None = None  # left of --budget
 
 
-def run_compare(flags: CompareFlags, recipe_name: str) -> int:
-    """Train, compare, print the table, write the files."""
+def run_compare(flags: CompareFlags, recipe_name: str, given: Collection[str] = ()) -> int:
+    """Train, compare, print the table, write the files.
+
+    Args:
+        given: fields whose flags were given, as opposed to those with the recipe's values.
+    """
     named = check_compare(flags)
     from icmixup.lab.comparison.compare import (
         comparison_folder,
@@ -157,7 +161,7 @@ def run_compare(flags: CompareFlags, recipe_name: str) -> int:
     )
     from icmixup.lab.sweep import delete_runs, describe_reuse, find_finished
 
-    plan = make_plan(flags, named, recipe_name)
+    plan = make_plan(flags, named, recipe_name, given)
     recipe, methods, seeds, baseline, execution, _, data, *_ = plan
     trials, tuned = trials_left(flags, plan)
     recipes = comparison_recipes(recipe, methods, seeds, tuned)
@@ -179,9 +183,11 @@ def run_compare(flags: CompareFlags, recipe_name: str) -> int:
     return report(comparison, folder, flags.out, data.class_counts.tolist(), live)
 
 
-def make_plan(flags: CompareFlags, named: tuple[str, ...], recipe_name: str) -> ComparisonPlan:
+def make_plan(
+    flags: CompareFlags, named: tuple[str, ...], recipe_name: str, given: Collection[str]
+) -> ComparisonPlan:
     """Load the data, and choose what depends on it."""
-    from icmixup.lab.cli.data import load_data, settle_image_size
+    from icmixup.lab.cli.data import load_data, settle_augmentation, settle_image_size
     from icmixup.lab.comparison.compare import default_methods, pick_baseline
     from icmixup.lab.comparison.folds import first_fold
     from icmixup.lab.models import find_builder
@@ -202,6 +208,7 @@ def make_plan(flags: CompareFlags, named: tuple[str, ...], recipe_name: str) -> 
         workers = 1 if execution.workers is None else execution.workers
         execution = dataclasses.replace(execution, workers=workers, threads=1)
     whole = load_data(recipe, execution.data_dir)
+    recipe = settle_augmentation(recipe, whole, recipe_name, given)
     check_sizes(recipe, first_fold(recipe, whole))
     recipe, whole = prepare_data(recipe, whole, execution)
     data = first_fold(recipe, whole)

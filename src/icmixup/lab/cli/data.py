@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -135,6 +136,38 @@ def settle_image_size(recipe: Recipe, data_dir: Path, device: str | None) -> Rec
             f"images of {size} x {size} pixels, chosen from the files and the device; see --image-size"
         )
     return dataclasses.replace(recipe, image_size=size)
+
+
+def settle_augmentation(recipe: Recipe, data: Dataset, name: str, given: Collection[str]) -> Recipe:
+    """The recipe with the augmentation of photos if its images are photos, which is printed.
+
+    Args:
+        name: of the recipe that the flags started from.
+        given: fields whose flags were given, which stay as they are. --padding, and --random-resized-crop 0,
+            keep the augmentation of the named recipe.
+    """
+    from icmixup.lab.comparison.overview import describe_augmentation
+    from icmixup.lab.training.recipe import PHOTO_AUGMENTATION, PHOTO_RECIPES
+
+    no_crop = "random_resized_crop" in given and recipe.random_resized_crop is None
+    if name not in PHOTO_RECIPES or "padding" in given or no_crop or not is_photos(data):
+        return recipe
+    chosen = {field: value for field, value in PHOTO_AUGMENTATION.items() if field not in given}
+    recipe = dataclasses.replace(recipe, **chosen)
+    print_note(
+        f"photos: {describe_augmentation(recipe)}; --random-resized-crop 0 for the augmentation of small "
+        f"images in the recipe {name}"
+    )
+    return recipe
+
+
+def is_photos(data: Dataset) -> bool:
+    """Whether images come from files or the hub, not from CIFAR or digits, and are not small."""
+    from icmixup.lab.comparison.overview import augments
+    from icmixup.lab.datasets import is_named
+    from icmixup.lab.training.recipe import SMALLEST_PHOTO
+
+    return augments(data) and not is_named(data.name) and data.train.images.shape[-1] >= SMALLEST_PHOTO
 
 
 def load_data(recipe: Recipe, data_dir: Path) -> Dataset:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from icmixup.lab.cli.shared import given_flags
 from icmixup.lab.cli.terminal import count, print_note
 from icmixup.lab.training.recipe import RECIPES, TRANSFORMER_LAYER_DECAY, Recipe, Transfer, lengthen
 
@@ -29,7 +30,7 @@ def is_features(dataset: str) -> bool:
 
 def start_recipe(name: str, args: Sequence[str]) -> Recipe:
     """A named recipe; epochs that are given count as they are."""
-    given = any(word == "--epochs" or word.startswith("--epochs=") for word in args)
+    given = "epochs" in given_flags(args)
     return dataclasses.replace(RECIPES[name], min_steps=0) if given else RECIPES[name]
 
 

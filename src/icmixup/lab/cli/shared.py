@@ -107,6 +107,7 @@ def join_groups(groups: object, **task: Any) -> Recipe:
         for name, kind in GROUP_TYPES.items()
         for entry in dataclasses.fields(kind)
     }
+    values["random_resized_crop"] = values["random_resized_crop"] or None  # 0 switches it off
     return Recipe(**task, **values)
 
 
@@ -128,6 +129,12 @@ def requested_recipe(args: Sequence[str]) -> str | None:
     ahead.add_argument("--recipe", nargs="?")
     name: str | None = ahead.parse_known_args(args)[0].recipe
     return name if name in RECIPES else None  # tyro rejects any other value
+
+
+def given_flags(args: Sequence[str]) -> frozenset[str]:
+    """Names of the fields whose flags are on the command line, whatever their values are."""
+    words = (word.partition("=")[0].removeprefix("--") for word in args if word.startswith("--"))
+    return frozenset(word.replace("-", "_").removeprefix("no_") for word in words)
 
 
 def default_recipe(dataset: str, device: str | None) -> str:

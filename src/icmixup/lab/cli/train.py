@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -68,10 +69,14 @@ def train_defaults(recipe: Recipe) -> TrainFlags:
     return TrainFlags(model=recipe.model, **groups_of(recipe))
 
 
-def run_train(flags: TrainFlags, recipe_name: str) -> int:
-    """Train, and print one line."""
+def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str] = ()) -> int:
+    """Train, and print one line.
+
+    Args:
+        given: fields whose flags were given, as opposed to those with the recipe's values.
+    """
     recipe = resolve_recipe(flags.run_recipe(), recipe_name)
-    from icmixup.lab.cli.data import load_data, settle_image_size
+    from icmixup.lab.cli.data import load_data, settle_augmentation, settle_image_size
     from icmixup.lab.models import find_builder
     from icmixup.lab.sweep import delete_runs, describe_reuse, find_finished
     from icmixup.lab.sweep.progress import Display
@@ -85,6 +90,7 @@ def run_train(flags: TrainFlags, recipe_name: str) -> int:
         find_builder(recipe.model)  # a mistyped name is reported before the data is read
     recipe = settle_image_size(recipe, flags.where.data_dir, flags.where.device)
     data = load_data(recipe, flags.where.data_dir)
+    recipe = settle_augmentation(recipe, data, recipe_name, given)
     execution = make_execution(flags.out, flags.where)
     recipe, data = prepare_data(recipe, data, execution)
     execution = dataclasses.replace(execution, dataset=data)

@@ -32,9 +32,9 @@ def pair_p_values(samples: Sample, methods: int) -> tuple[Floats, Floats]:
         (..., P) both. A corrected p-value below 0.05 is a claim; at most 5 % of comparisons make a wrong one.
     """
     freedom = samples.seeds - 1
-    own = p_value(samples.mean, samples.seed_variance, samples.image_variance, freedom)
+    own = p_value(samples.mean, samples.seed_variance, samples.image_variance, freedom, samples.least)
     variance, shared_freedom = share_variance(samples, methods)
-    shared = p_value(samples.mean, variance, samples.image_variance, shared_freedom)
+    shared = p_value(samples.mean, variance, samples.image_variance, shared_freedom, samples.least)
     return own, np.maximum(own, shaffer(shared, methods))
 
 

@@ -156,7 +156,9 @@ def describe_augmentation(recipe: Recipe) -> str:
     crop = recipe.random_resized_crop
     parts = [
         f"random resized crop of {crop:g} to 1 of the area" if crop is not None else "",
-        f"crop after padding by {recipe.padding} ({recipe.padding_mode})" if recipe.padding else "",
+        f"crop after padding by {recipe.padding} ({recipe.padding_mode})"
+        if recipe.padding and crop is None
+        else "",
         "horizontal flip" if recipe.flip else "",
         f"rotation up to {recipe.rotation:g} degrees" if recipe.rotation else "",
         "TrivialAugment" if recipe.trivial else "",

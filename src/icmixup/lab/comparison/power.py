@@ -61,7 +61,7 @@ def chance_to_find(design: Design, seeds: int, images: int, target: float = TARG
     of_images = design.between_images * per_image
     prior = min(PRIOR_FREEDOM, (seeds - 1) * (design.methods - 2) / 2)
     level = 1 - ERROR / math.comb(design.methods, 2)
-    critical = margin(of_seeds, of_images, seeds - 1 + prior, level)
+    critical = margin(of_seeds, of_images, seeds - 1 + prior, level, design.residual * per_image / seeds)
     return float(norm.cdf((target - critical) / math.sqrt(of_seeds + of_images)))
 
 

@@ -177,8 +177,9 @@ def describe_sample(sample: Sample, p_corrected: float | None = None) -> Differe
     mean, seeds = float(sample.mean), int(sample.seeds)
     if not is_testable(sample):
         return Difference(mean, seeds)
-    width = margin(float(sample.seed_variance), float(sample.image_variance), seeds - 1, CONFIDENCE_LEVEL)
-    p = float(p_value(sample.mean, sample.seed_variance, sample.image_variance, seeds - 1))
+    of_seeds, of_images, least = sample.seed_variance, sample.image_variance, sample.least
+    width = margin(float(of_seeds), float(of_images), seeds - 1, CONFIDENCE_LEVEL, float(least))
+    p = float(p_value(sample.mean, of_seeds, of_images, seeds - 1, least))
     return Difference(mean, seeds, mean - width, mean + width, p, p_corrected)
 
 

@@ -12,7 +12,10 @@ and the mean of d has the variance
 
 so that (mean - difference) is taken as the sum of a Student t and a normal variable (Behrens and Fisher).
 With two or three seeds this covers what it claims to; Satterthwaite's approximation by one Student t does not
-(docs/statistics.md has both). All functions accept leading axes, so a simulation is one call.
+(docs/statistics.md has both). Two or three seeds that agree by chance would give an interval that is narrower
+than so few test images allow, so no interval is narrower than the one without an effect of seeds, which has
+the variance residual / N / S + image variance. All functions accept leading axes, so a simulation is one
+call.
 """
 
 from __future__ import annotations
@@ -37,6 +40,12 @@ class Sample(NamedTuple):
     image_variance: Floats  # of the mean; 0 if test images are not accounted for
     residual: Floats  # variance of d that neither seeds nor images explain; 0 if images are not accounted for
     images: int | Floats  # 0 if test images are not accounted for
+
+    @property
+    def least(self) -> Floats:
+        """What the residual contributes to the seed variance, which is at least that."""
+        cells = np.asarray(self.seeds * self.images, dtype=float)
+        return np.where(cells > 0, self.residual / np.maximum(cells, 1.0), 0.0)
 
 
 def seed_sample(gaps: Floats) -> Sample:
@@ -77,7 +86,13 @@ def crossed_sample(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_]) 
     return Sample(mean, seeds, between_seeds / cells, between_images / cells, residual, images)
 
 
-def p_value(mean: Floats, seed_variance: Floats, image_variance: Floats, freedom: Floats | float) -> Floats:
+def p_value(
+    mean: Floats,
+    seed_variance: Floats,
+    image_variance: Floats,
+    freedom: Floats | float,
+    least: Floats | float = 0.0,
+) -> Floats:
     """Two-sided p-value of a mean: the chance of one at least as far from 0 if the difference is 0.
 
     A Student t is a normal variable divided by the root of a chi squared over its degrees of freedom. Given
@@ -86,6 +101,7 @@ def p_value(mean: Floats, seed_variance: Floats, image_variance: Floats, freedom
     Args:
         mean: (...) as all others.
         freedom: degrees of freedom of the seed variance.
+        least: what the seed variance is at least.
 
     Returns:
         (...) p-values; 1 where both variances are 0.
@@ -96,9 +112,11 @@ def p_value(mean: Floats, seed_variance: Floats, image_variance: Floats, freedom
     variance = np.asarray(seed_variance)[..., None] / chi_squared + np.asarray(image_variance)[..., None]
     with np.errstate(divide="ignore", invalid="ignore"):
         tails = 2 * ndtr(-np.abs(mean)[..., None] / np.sqrt(variance))
+        of_images = 2 * ndtr(-np.abs(mean) / np.sqrt(least + image_variance))
     known = np.asarray(seed_variance + image_variance) > 0
     found: Floats = np.where(known, (np.nan_to_num(tails) * weights).sum(axis=-1), 1.0)
-    return np.minimum(found, 1.0)
+    found = np.minimum(np.maximum(found, np.nan_to_num(of_images)), 1.0)
+    return found
 
 
 def chi_squared_weights(freedom: Floats) -> tuple[Floats, Floats]:
@@ -112,20 +130,23 @@ def chi_squared_weights(freedom: Floats) -> tuple[Floats, Floats]:
     return values, weights / weights.sum(axis=-1, keepdims=True)
 
 
-def margin(seed_variance: float, image_variance: float, freedom: float, level: float) -> float:
+def margin(
+    seed_variance: float, image_variance: float, freedom: float, level: float, least: float = 0.0
+) -> float:
     """Half the width of the confidence interval: the distance from 0 whose p-value is 1 - level."""
     from scipy.optimize import brentq
     from scipy.stats import norm, t
 
-    normal = float(norm.ppf((1 + level) / 2)) * math.sqrt(image_variance)
+    quantile = float(norm.ppf((1 + level) / 2))
+    normal, narrowest = (quantile * math.sqrt(image_variance + part) for part in (0.0, least))
     if seed_variance == 0:
-        return normal
+        return narrowest
     student = float(t.ppf((1 + level) / 2, freedom)) * math.sqrt(seed_variance)
     if image_variance == 0:
-        return student
+        return max(student, narrowest)
     seeds, images = np.asarray(seed_variance), np.asarray(image_variance)
 
     def excess(distance: float) -> float:
         return float(p_value(np.asarray(distance), seeds, images, freedom)) - (1 - level)
 
-    return float(brentq(excess, 0.5 * max(normal, student), 2 * (normal + student)))
+    return max(narrowest, float(brentq(excess, 0.5 * max(normal, student), 2 * (normal + student))))

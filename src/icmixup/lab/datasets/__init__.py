@@ -69,6 +69,7 @@ __all__ = [
     "draw_ldam_subset",
     "draw_subset",
     "hold_out",
+    "is_named",
     "keep_out",
     "load_dataset",
     "measure_statistics",

@@ -112,7 +112,7 @@ def to_square(image: Image.Image, size: int) -> Tensor:
     Transparent pixels become white, 16-bit grey keeps its upper 8 bits, and of an animation the first frame
     is read.
     """
-    rgb = to_rgb(ImageOps.exif_transpose(image))
+    rgb = to_rgb(upright(image))
     if rgb.size != (size, size):
         rgb = ImageOps.fit(rgb, (size, size), Image.Resampling.BICUBIC)
     return torch.from_numpy(np.array(rgb)).permute(2, 0, 1).contiguous()
@@ -138,7 +138,7 @@ def decode_photo(
 
 def to_shape(image: Image.Image, shape: Shape, filter: Image.Resampling) -> Image.Image:
     """The image resized to a shape; what has another aspect ratio is cropped to its centre."""
-    rgb = to_rgb(ImageOps.exif_transpose(image))
+    rgb = to_rgb(upright(image))
     size = (shape.width, shape.height)
     if max(rgb.size) > LONGEST * min(rgb.size):
         return ImageOps.fit(rgb, size, filter)
@@ -154,8 +154,14 @@ def read_center(image: Image.Image, short_side: int, size: int, interpolation: s
     return pixels[top : top + size, left : left + size].permute(2, 0, 1).contiguous()
 
 
+def upright(image: Image.Image) -> Image.Image:
+    """The image as it is displayed, rotated or mirrored according to EXIF; itself if that is nothing."""
+    # Most photos are upright, and ImageOps.exif_transpose copies them all while it holds Python's lock.
+    return image if image.getexif().get(ORIENTATION, 1) == 1 else ImageOps.exif_transpose(image)
+
+
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert an image of any Pillow mode to RGB."""
+    """Convert an image of any Pillow mode to RGB; one that is in that mode is not copied."""
     if image.mode == "F":
         raise ValueError("floating-point pixels have no known range: save the image with 8 bits per channel")
     if image.mode.startswith("I"):  # convert("RGB") would clip 16-bit values at 255
@@ -164,4 +170,4 @@ def to_rgb(image: Image.Image) -> Image.Image:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image)
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")

@@ -47,6 +47,7 @@ from icmixup.lab.models.weights import (
     match_weights,
     name_some,
     read_weights,
+    shrink_head,
 )
 
 __all__ = [
@@ -166,6 +167,7 @@ def load_weights(
     if not fits(report):
         raise WeightsDoNotFit(describe_misfit(name, weights, state, report, file))
     copy_weights(model, state, report)
+    shrink_head(model, report)
     model.load_report = report  # type: ignore[assignment]
 
 

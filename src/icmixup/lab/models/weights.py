@@ -32,6 +32,10 @@ PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.", "encoder.")
 ENOUGH = 0.9  # share of the tensors below the head that must fit
 COUNTER = "num_batches_tracked"  # of BatchNorm, which nothing reads here
 NAMED = 4  # tensors that a message names
+# Standard deviation of a new head's weights. timm's EfficientNets start with 1 / sqrt(3 C): the scores of 50
+# classes then differ by several units before the first step, and its gradients spoil the pretrained features.
+# BiT, BEiT and MAE fine-tune from heads of or near zero.
+HEAD_STD = 0.01
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,17 @@ def copy_weights(model: nn.Module, state: State, report: LoadReport) -> None:
     counters = (name for name in own if name.endswith(COUNTER) and name in state)
     for name in (*report.loaded, *counters):
         own[name].copy_(state[name])
+
+
+@torch.no_grad()
+def shrink_head(model: nn.Module, report: LoadReport) -> None:
+    """Scale the random weights of a new head to the standard deviation HEAD_STD; its biases become 0."""
+    own = model.state_dict()
+    for name in report.head:
+        if own[name].ndim == 1:
+            own[name].zero_()
+        elif (spread := own[name].float().std()) > HEAD_STD:
+            own[name].mul_(HEAD_STD / spread)
 
 
 def name_some(names: tuple[str, ...]) -> str:

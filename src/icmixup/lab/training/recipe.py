@@ -12,7 +12,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from icmixup._checks import DUPLICATES, MODES, NEGATIVES, Duplicates, Mode
 from icmixup.methods import Method, find_method
@@ -283,7 +283,8 @@ class Augmentation:
 
     random_resized_crop: float | None = None
     """Resize a random part of each image, of at least this share of its area, for example 0.2; replaces
-    --padding. By default, the centre of photos and the whole of small images are padded and cropped."""
+    --padding; 0 for none. With the recipes strong and long-tail, photos have it by default. Otherwise small
+    images and the centre of photos are padded and cropped."""
     padding: int = 4
     """Pixels of padding before a random crop."""
     padding_mode: PaddingMode = "zeros"
@@ -598,6 +599,16 @@ HEAD = Recipe(
     rotation=0.0,
     eval_every=60,
 )
+# Photos, with recipes for small images: padding by 4 hardly changes 224 pixels. Not with quick, whose short
+# runs showed no clear gain (results/photo_crop.csv, docs/photos.md).
+PHOTO_AUGMENTATION: dict[str, Any] = {
+    "random_resized_crop": 0.35,
+    "padding": 0,
+    "flip": True,
+    "rotation": 0.0,
+}
+PHOTO_RECIPES = ("strong", "long-tail")
+SMALLEST_PHOTO = 64  # pixels, of the images that a network sees
 RECIPES = {
     "paper": Recipe(),
     "strong": STRONG,

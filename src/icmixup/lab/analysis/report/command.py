@@ -6,7 +6,9 @@ import dataclasses
 import shlex
 from collections.abc import Sequence
 
+from icmixup.lab.datasets import is_named
 from icmixup.lab.training.recipe import (
+    PHOTO_RECIPES,
     RECIPES,
     Augmentation,
     Mixing,
@@ -41,6 +43,8 @@ def repeat_command(
     changed = changed_fields(recipe, RECIPES[name])
     if "epochs" not in changed and RECIPES[name].min_steps:
         changed = ["epochs", *changed]
+    if name in PHOTO_RECIPES and "padding" not in changed and not is_named(recipe.dataset):
+        changed.append("padding")  # otherwise photos would get the augmentation that is their default
     for field in changed:
         words += as_flag(field, getattr(recipe, field))
     return shlex.join(words)
