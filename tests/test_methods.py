@@ -206,10 +206,49 @@ def test_tau_scales_the_log_counts_of_logit_adjustment(
     torch.testing.assert_close(training_loss(model, images, labels, method, COUNTS), expected)
 
 
+@pytest.mark.parametrize("tau", [0.5, 2.0])
+@pytest.mark.parametrize(
+    "method",
+    [
+        *(METHODS[name] for name in ("balanced-mixup", "balanced-regmixup", "balanced-ic-regmixup")),
+        Method(draw="mixup", axes=AXES, class_sizes="adjust"),
+    ],
+)
+def test_tau_log_n_is_the_logarithm_of_n_to_the_tau_in_every_term(
+    model: nn.Module, images: Tensor, labels: Tensor, method: Method, tau: float
+) -> None:
+    scaled = replace(method, adjust_tau=tau)
+    expected = training_loss(model, images, labels, method, COUNTS**tau, generator=seeded())
+    actual = training_loss(model, images, labels, scaled, COUNTS, generator=seeded())
+    torch.testing.assert_close(actual, expected)
+
+
 def test_focal_loss_has_the_factor_of_lin_et_al(model: nn.Module, images: Tensor, labels: Tensor) -> None:
     p = model(images).softmax(dim=1)[torch.arange(B), labels]
     expected = (-((1 - p) ** 2) * p.log()).mean()  # their Eq. 4, gamma = 2
     torch.testing.assert_close(training_loss(model, images, labels, "focal"), expected)
+
+
+def test_every_class_of_smoothed_labels_has_its_own_focal_factor(
+    model: nn.Module, images: Tensor, labels: Tensor
+) -> None:
+    method = replace(METHODS["focal"], label_smoothing=0.2)
+    expected = torch.zeros(())
+    for p, label in zip(model(images).softmax(dim=1), labels, strict=True):
+        for c in range(C):
+            share = 0.8 * (c == int(label)) + 0.2 / C
+            expected = expected - share * (1 - p[c]) ** 2 * p[c].log() / B
+    torch.testing.assert_close(training_loss(model, images, labels, method), expected)
+
+
+@pytest.mark.parametrize("name", ["focal", "ldam", "erm-drw"])
+def test_half_precision_scores_have_the_loss_of_the_same_scores_in_float32(name: str, labels: Tensor) -> None:
+    scores = (3 * torch.randn(B, C)).bfloat16()
+    actual, expected = (
+        training_loss(nn.Identity(), x, labels, METHODS[name].at(1), COUNTS) for x in (scores, scores.float())
+    )
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 def test_focal_loss_has_finite_gradients_where_an_image_is_certain() -> None:
@@ -243,14 +282,16 @@ def test_deferred_weights_enter_after_four_fifths_of_training(
         training_loss(model, images, labels, name, COUNTS)
 
 
+# Weights of small classes are nearly 1 / n; those of large ones are nearly equal.
+@pytest.mark.parametrize("counts", [COUNTS, torch.tensor([60_000, 20_000, 6_000, 1_000])])
 def test_class_weights_are_the_inverse_effective_numbers_of_cui_et_al(
-    model: nn.Module, images: Tensor, labels: Tensor
+    model: nn.Module, images: Tensor, labels: Tensor, counts: Tensor
 ) -> None:
     labels = labels.clamp(max=2)  # not all classes are in the batch
-    weights = [(1 - 0.9999) / (1 - 0.9999**n) for n in COUNTS.tolist()]
+    weights = [(1 - 0.9999) / (1 - 0.9999**n) for n in counts.tolist()]
     weight = torch.tensor([w / sum(weights) * C for w in weights])
     expected = F.cross_entropy(model(images), labels, weight=weight)
-    actual = training_loss(model, images, labels, METHODS["erm-drw"].at(1), COUNTS)
+    actual = training_loss(model, images, labels, METHODS["erm-drw"].at(1), counts)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
 
 
@@ -456,6 +497,7 @@ BAD_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
         {"method": "remix", "class_counts": None},
     ),
     "no counts for balanced": (r"pass class_counts", {"method": "balanced", "class_counts": None}),
+    "no counts for margins": (r"pass class_counts", {"method": "ldam", "class_counts": None}),
     "no counts for weights": (r"pass class_counts", {"method": "ic-balanced-mixup", "class_counts": None}),
     "counts of no shape": (
         r"class_counts have shape \(\); expected \(C,\), one size per class",
@@ -468,6 +510,14 @@ BAD_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "zeros in balanced": (
         r"class_counts of classes \[2\] are not positive.*takes their logarithm",
         {"method": "balanced", "class_counts": torch.tensor([5, 5, 0, 5])},
+    ),
+    "zeros in margins": (
+        r"class_counts of classes \[3\] are not positive",
+        {"method": "ldam", "class_counts": torch.tensor([5, 5, 5, 0])},
+    ),
+    "zeros in deferred weights": (
+        r"class_counts of classes \[1\] are not positive",
+        {"method": METHODS["erm-drw"].at(1), "class_counts": torch.tensor([5, 0, 5, 5])},
     ),
     "zeros in weights": (
         r"class_counts of classes \[0\] are not positive",

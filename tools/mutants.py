@@ -411,6 +411,74 @@ OBJECTIVE = [
         'scores = adjust(scores, method.class_sizes == "adjust", class_counts',
         "scores = adjust(scores, False, class_counts",
     ),
+    ("adjustment of strength 1 always", "class_counts.log() * tau", "class_counts.log()"),
+    (
+        "clean scores adjusted with strength 1",
+        "class_counts, method.adjust_tau)\n    return cross_entropy(scores, labels",
+        "class_counts)\n    return cross_entropy(scores, labels",
+    ),
+    (
+        "mixed scores adjusted with strength 1",
+        "class_counts, method.adjust_tau)\n        return cross_entropy(scores, targets",
+        "class_counts)\n        return cross_entropy(scores, targets",
+    ),
+    (
+        "Infinite Class scores adjusted with strength 1",
+        "class_counts, method.adjust_tau),\n        targets,",
+        "class_counts),\n        targets,",
+    ),
+    ("focal factor dropped", "    if method.focal_gamma:\n", "    if False:\n"),
+    ("focal factor p^gamma", "(-log_p.expm1()).clamp", "log_p.exp().clamp"),
+    ("focal gamma 1 always", " ** method.focal_gamma", ""),
+    ("focal factor with an infinite slope", ".clamp(min=1e-12)", ""),
+    (
+        "focal loss of labels that are not smoothed",
+        "(1 - label_smoothing) * shares + label_smoothing / scores.shape[1]",
+        "shares",
+    ),
+    (
+        "focal loss in half precision",
+        "    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))\n",
+        "",
+    ),
+    ("LDAM: margins added", "scores - ldam_margins(", "scores + ldam_margins("),
+    ("LDAM: margins dropped", "    if method.margin:\n", "    if False:\n"),
+    (
+        "LDAM: margins of the other classes too",
+        "ldam_margins(class_counts, method.margin) * shares",
+        "ldam_margins(class_counts, method.margin)",
+    ),
+    ("LDAM: n^(-1/2)", "class_counts) ** 0.25", "class_counts) ** 0.5"),
+    (
+        "LDAM: the largest class has the largest margin",
+        "(class_counts.min() / class_counts)",
+        "(class_counts / class_counts.max())",
+    ),
+    (
+        "LDAM: empty classes pass",
+        "    check_no_empty_class(class_counts)\n    margin: Tensor",
+        "    margin: Tensor",
+    ),
+    (
+        "LDAM without class counts",
+        'method.class_sizes != "none" or method.margin)',
+        'method.class_sizes != "none")',
+    ),
+    ("DRW: weights dropped", "        shares = shares * effective_weights(class_counts)\n", "        pass\n"),
+    ("DRW: weights upside down", "1 / -torch.expm1(", "-torch.expm1("),
+    ("DRW: weights 1 / n", "-torch.expm1(class_counts * math.log(EFFECTIVE_BETA))", "class_counts"),
+    ("DRW: beta 0.999", "EFFECTIVE_BETA = 0.9999", "EFFECTIVE_BETA = 0.999"),
+    (
+        "DRW: mean over images, not over weights",
+        "(mean_over_ranks(shares.sum()) if weighed else shares.sum())",
+        "len(shares)",
+    ),
+    (
+        "DRW: empty classes pass",
+        "    check_no_empty_class(class_counts)\n    weights = 1",
+        "    weights = 1",
+    ),
+    ("DRW: a method that defers passes", "    if method.defer:\n", "    if False:\n"),
 ]
 
 METHODS = [
@@ -435,6 +503,30 @@ METHODS = [
     ("weights without the pair axis pass", '"weigh": "pair" in self.axes,', '"weigh": True,'),
     ("virtual pairs without pairs pass", ' and "pairs" in self.negatives', ""),
     ("every setting applies", "if self.uses(k, v)}", "}"),
+    ("focal: gamma 1", "focal_gamma=2.0)", "focal_gamma=1.0)"),
+    (
+        "LDAM: margin 0.5 of scores that are not scaled",
+        '"ldam": Method(draw="none", clean_weight=1.0, margin=15.0)',
+        '"ldam": Method(draw="none", clean_weight=1.0, margin=0.5)',
+    ),
+    (
+        "LDAM-DRW: weights after half of training",
+        'margin=15.0, class_sizes="effective", defer=0.8)',
+        'margin=15.0, class_sizes="effective", defer=0.5)',
+    ),
+    (
+        "DRW: weights after half of training",
+        'clean_weight=1.0, class_sizes="effective", defer=0.8)',
+        'clean_weight=1.0, class_sizes="effective", defer=0.5)',
+    ),
+    (
+        "DRW: weights from the start",
+        'self.class_sizes if progress >= self.defer else "none"',
+        "self.class_sizes",
+    ),
+    ("DRW: weights at the end of the epoch", "progress >= self.defer", "progress > self.defer"),
+    ("DRW: weights before, not after", "progress >= self.defer", "progress < self.defer"),
+    ("tau without adjustment passes", 'self.class_sizes in ("adjust", "adjust-clean")', "True"),
 ]
 
 CHECKS = [
@@ -530,5 +622,4 @@ MODULES = {
     "large_batch": LARGE_BATCH,
     "_first_order": FIRST_ORDER,
 }
-# Not judged yet, or survived ("labels scored in half precision"): they need a run, or a test, of their own.
 MUTANTS = [Mutant(module, *mutant) for module, mutants in MODULES.items() for mutant in mutants]

@@ -42,7 +42,15 @@ if DEVICE == "cpu":
         pytest.skip("the interpreter of Triton 3.2 has no booleans; needs a GPU", allow_module_level=True)
 
 from icmixup.contrast.triton_backward import launch_backward  # noqa: E402  (it imports Triton)
-from icmixup.contrast.triton_forward import PLAN_MODE, Launch, Tiles, launch_forward  # noqa: E402
+from icmixup.contrast.triton_forward import (  # noqa: E402
+    PLAN_MODE,
+    Launch,
+    Tiles,
+    _log_sum,
+    launch_forward,
+    tl,
+    triton,
+)
 
 SMALL = tuple(
     Tiles(
@@ -493,6 +501,45 @@ def test_without_a_gpu_the_error_says_what_to_install(monkeypatch: pytest.Monkey
     assert not prefer_fused(2**20, 2**20, 100, torch.device("cpu"))
     with pytest.raises(ValueError, match="pip install triton"):
         contrast_fused(Request(torch.randn(3, 2), mixed_targets(3, 2)))
+
+
+def test_the_logarithm_of_a_sum_is_exact_where_others_hardly_add_to_it() -> None:
+    @triton.jit
+    def kernel(others, losses, N: tl.constexpr):
+        n = tl.arange(0, N)
+        zero = tl.zeros([N], tl.float64)
+        loss, _ = _log_sum(tl.load(others + n), zero, zero)
+        tl.store(losses + n, loss)
+
+    others = torch.tensor([0, 1e-12, 3e-7, 9e-7, 2e-6, 1e-3, 1, 50], dtype=torch.float64, device=DEVICE)
+    losses = torch.empty_like(others)
+    kernel[(1,)](others, losses, N=8)
+    torch.testing.assert_close(losses, others.log1p(), rtol=1e-9, atol=0)
+
+
+def test_tiles_are_powers_of_two_as_triton_requires() -> None:
+    sizes = Tiles()._asdict()
+    del sizes["sum_groups"]  # a number of programs
+    assert [name for name, size in sizes.items() if size < 1 or size.bit_count() != 1] == []
+
+
+@pytest.mark.parametrize(("classes", "wide"), [(2**24 - 2, False), (2**24 - 1, True)])
+def test_indices_into_the_scores_have_64_bits_from_two_to_the_31(classes: int, wide: bool) -> None:
+    # Rows of S^T have 128 entries here, and the kernels address up to one row behind the last.
+    launch = Launch(
+        R=100,
+        K=100,
+        C=classes,
+        offset=0,
+        rows=True,
+        columns=True,
+        num_columns=100,
+        duplicates="negative",
+        has_bias=False,
+        tiles=Tiles(),
+        multiprocessors=1,
+    )
+    assert launch.wide == wide
 
 
 def test_float64_scores_are_an_error() -> None:

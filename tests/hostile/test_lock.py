@@ -16,7 +16,7 @@ import torch
 
 from icmixup.lab.datasets import load_dataset
 from icmixup.lab.datasets.subsets import DataSpec
-from icmixup.lab.datasets.temporary import host_name, remove_leftovers, temporary_path
+from icmixup.lab.datasets.temporary import host_name, is_leftover, remove_leftovers, temporary_path
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.lock import FILE, Busy, lock_folder
 from icmixup.lab.training.loop import RunProgress, train
@@ -127,6 +127,10 @@ def test_leftovers_of_dead_processes_are_removed_and_those_of_living_ones_stay(
     os.utime(old, (two_days_ago, two_days_ago))
     assert sorted(remove_leftovers(tmp_path)) == sorted([dead, old])
     assert sorted(tmp_path.iterdir()) == sorted([mine, foreign])
+
+
+def test_a_file_that_another_process_has_renamed_meanwhile_is_not_a_leftover(tmp_path: Path) -> None:
+    assert not is_leftover(tmp_path / "result.json.another-host-1.part")
 
 
 def test_a_temporary_name_is_that_of_this_process_and_is_renamed_away(tmp_path: Path) -> None:

@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import shutil
 import socket
+import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import distributed as dist
 from torch import multiprocessing as mp
+
+from icmixup.lab.training import ranks
 
 PLAN = (
     "--recipe quick --dataset digits --method ic-mixup --per-class 21 --epochs 2 --batch-size 63 --device cpu"
@@ -124,6 +131,27 @@ def start_rank(rank: int, ports: dict[str, int], root: Path) -> None:
                 errors.write(traceback.format_exc())
         found[name] = {"code": code, "text": errors.getvalue(), "seconds": time.monotonic() - started}
         (root / f"{rank}.json").write_text(json.dumps(found))
+
+
+def test_the_first_rank_stays_until_all_others_have_read_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be the server of the store. The second rank is this test, which reads late."""
+    (port,) = free_ports(1)
+    settings = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "2"}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(ranks, "ROUNDS", itertools.count(7))
+    monkeypatch.setattr(ranks, "CHECKED_IN", threading.Event())
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(ranks.check_in)
+        second = dist.TCPStore("127.0.0.1", port, 2, False, timeout=timedelta(seconds=SECONDS))
+        second.set("icmixup/7/1", "ready")
+        while second.add("icmixup/7/read", 0) == 0:  # the first rank has read
+            time.sleep(0.01)
+        with pytest.raises(TimeoutError):
+            first.result(timeout=0.5)
+        assert second.get("icmixup/7/0") == b"ready"
+        second.add("icmixup/7/read", 1)
+        first.result(timeout=SECONDS)
 
 
 def free_ports(number: int) -> list[int]:

@@ -17,6 +17,7 @@ from timm.optim import param_groups_layer_decay  # noqa: E402
 from icmixup.lab.datasets import DataSpec, load_dataset  # noqa: E402
 from icmixup.lab.models import build_model, classifier_of, preprocessing_of, start_note  # noqa: E402
 from icmixup.lab.models import uses_attention as is_transformer  # noqa: E402
+from icmixup.lab.models.timm import sizes_near  # noqa: E402
 from icmixup.lab.training.evaluate import split_scores  # noqa: E402
 from icmixup.lab.training.optimizer import weight_groups  # noqa: E402
 from icmixup.lab.training.recipe import Recipe  # noqa: E402
@@ -181,3 +182,7 @@ def test_the_features_of_a_network_are_the_input_of_its_classifier() -> None:
         classifier_of(
             build_model("deit_tiny_distilled_patch16_224", 5, seed=0), "deit_tiny_distilled_patch16_224"
         )
+
+
+def test_a_network_with_patches_of_14_pixels_is_offered_multiples_of_14() -> None:
+    assert sizes_near("vit_small_patch14_dinov2", 100) == [84, 98, 112, 518]

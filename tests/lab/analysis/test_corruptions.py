@@ -123,6 +123,52 @@ def test_the_table_has_fifteen_corruptions_with_five_strengths_for_both_sizes() 
     assert all(len(c.small) == len(c.large) == len(STRENGTHS) for c in CORRUPTIONS.values())
 
 
+# Numbers of the scripts that made CIFAR-10-C and ImageNet-C (github.com/hendrycks/robustness), for
+# strengths 1 to 5. Zoom goes up to a factor in steps, elastic lengths are shares of 32 and of 224 pixels.
+PUBLISHED = {
+    "gaussian_noise": ("0.04 0.06 0.08 0.09 0.10", "0.08 0.12 0.18 0.26 0.38"),
+    "shot_noise": ("500 250 100 75 50", "60 25 12 5 3"),
+    "impulse_noise": ("0.01 0.02 0.03 0.05 0.07", "0.03 0.06 0.09 0.17 0.27"),
+    "defocus_blur": ("0.3 0.4  0.4 0.5  0.5 0.6  1 0.2  1.5 0.1", "3 0.1  4 0.5  6 0.5  8 0.5  10 0.5"),
+    "glass_blur": (
+        "0.05 1 1  0.25 1 1  0.4 1 1  0.25 1 2  0.4 1 2",
+        "0.7 1 2  0.9 2 1  1 2 3  1.1 3 2  1.5 4 2",
+    ),
+    "motion_blur": ("6 1  6 1.5  6 2  8 2  9 2.5", "10 3  15 5  15 8  15 12  20 15"),
+    "zoom_blur": (
+        "1.05 0.01  1.10 0.01  1.15 0.01  1.20 0.01  1.25 0.01",
+        "1.10 0.01  1.15 0.01  1.20 0.02  1.24 0.02  1.30 0.03",
+    ),
+    "snow": (
+        "0.1 0.2 1 0.6 8 3 0.95  0.1 0.2 1 0.5 10 4 0.9  0.15 0.3 1.75 0.55 10 4 0.9 "
+        "0.25 0.3 2.25 0.6 12 6 0.85  0.3 0.3 1.25 0.65 14 12 0.8",
+        "0.1 0.3 3 0.5 10 4 0.8  0.2 0.3 2 0.5 12 4 0.7  0.55 0.3 4 0.9 12 8 0.7 "
+        "0.55 0.3 4.5 0.85 12 8 0.65  0.55 0.3 2.5 0.85 12 12 0.55",
+    ),
+    "frost": ("1 0.2  1 0.3  0.9 0.4  0.85 0.4  0.75 0.45", "1 0.4  0.8 0.6  0.7 0.7  0.65 0.7  0.6 0.75"),
+    "fog": ("0.2 3  0.5 3  0.75 2.5  1 2  1.5 1.75", "1.5 2  2 2  2.5 1.7  2.5 1.5  3 1.4"),
+    "brightness": ("0.05 0.1 0.15 0.2 0.3", "0.1 0.2 0.3 0.4 0.5"),
+    "contrast": ("0.75 0.5 0.4 0.3 0.15", "0.4 0.3 0.2 0.1 0.05"),
+    "elastic_transform": (
+        "0 0 0.08  0.05 0.2 0.07  0.08 0.06 0.06  0.1 0.04 0.05  0.1 0.03 0.03",
+        # 244 for 224 is theirs.
+        "488 170.8 24.4  488 19.52 48.8  12.2 2.44 4.88  17.08 2.44 4.88  29.28 2.44 4.88",
+    ),
+    "pixelate": ("0.95 0.9 0.85 0.75 0.65", "0.6 0.5 0.4 0.3 0.25"),
+    "jpeg_compression": ("80 65 58 50 40", "25 18 15 10 7"),
+}
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_the_parameters_are_those_of_the_published_datasets(name: str) -> None:
+    corruption, sizes = CORRUPTIONS[name], (1, 224 if name == "elastic_transform" else 1)
+    for parameters, text, side in zip(
+        (corruption.small, corruption.large), PUBLISHED[name], sizes, strict=True
+    ):
+        found = [value * side for group in parameters for value in group]
+        assert found == pytest.approx([float(word) for word in text.split()], abs=1e-9)
+
+
 def test_lengths_grow_with_the_side_and_do_not_shrink_below_32_pixels() -> None:
     assert [length_factor(side) for side in (8, 32, 64, 112, 224, 448)] == [1, 1, 2, 0.5, 1, 2]
 

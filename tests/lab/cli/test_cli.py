@@ -21,7 +21,7 @@ import torch
 
 from icmixup.lab.cli import COMMANDS, compare, explain, main, parse
 from icmixup.lab.cli.compare import CompareFlags
-from icmixup.lab.cli.data import last_batch_warning
+from icmixup.lab.cli.data import check_folder, last_batch_warning
 from icmixup.lab.cli.shared import default_recipe
 from icmixup.lab.training.recipe import QUICK, RECIPES, Afterwards, CrossValidation, Fingerprints, Recipe
 
@@ -119,6 +119,14 @@ MISTAKES = [
     (["data", "check", "cifar1000"], "did you mean cifar100"),
     (["compair"], "did you mean compare?"),
 ]
+
+
+def test_at_most_three_folders_are_suggested_for_a_path_that_does_not_exist(tmp_path: Path) -> None:
+    for number in range(6):
+        (tmp_path / f"photos{number}").mkdir()
+    with pytest.raises(ValueError, match="does not exist; did you mean") as error:
+        check_folder(str(tmp_path / "photos"))
+    assert str(error.value).count(str(tmp_path / "photos")) == 1 + 3
 
 
 @pytest.mark.parametrize(("args", "wanted"), MISTAKES, ids=[" ".join(args) for args, _ in MISTAKES])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from icmixup import METHODS, Method
 from icmixup.lab import compare
+from icmixup.lab.cli.compare import CompareFlags
 from icmixup.lab.comparison.api import as_arguments
 from icmixup.lab.models import MODELS
 
@@ -24,6 +26,13 @@ ROWS = generator.normal(size=(48, 4)) + 2 * LABELS[:, None]
 PIXELS = generator.integers(0, 256, (48, 1, 8, 8), dtype=np.uint8)
 TEST_ROWS = ROWS + 0.1
 QUICK: dict[str, Any] = {"seeds": 2, "epochs": 1, "batch_size": 16, "progress": False, "device": "cpu"}
+
+
+def test_the_function_has_the_defaults_of_the_command() -> None:
+    given = inspect.signature(compare).parameters
+    for name in ("seeds", "intervals", "baseline", "tune"):
+        assert given[name].default == getattr(CompareFlags(), name)
+    assert Path(given["out"].default) == CompareFlags().out
 
 
 class Net(nn.Module):

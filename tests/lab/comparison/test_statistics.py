@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from icmixup.lab.comparison.compare import Comparison, summarise
-from icmixup.lab.comparison.statistics import MEASURES, paired_difference, signed
+from icmixup.lab.comparison.statistics import MEASURES, decide, paired_difference, signed, take_look
 from icmixup.lab.training.recipe import QUICK
 from icmixup.methods import METHODS
 
@@ -72,6 +72,20 @@ def test_one_pair_or_equal_differences_have_no_interval(ours: list[float]):
     assert found.low is None
     assert not found.clear
     assert "no interval" in str(found)
+
+
+@pytest.mark.parametrize("points", [0.02, 0.5, 30.0])
+@pytest.mark.parametrize("methods", [("better", "worse"), ("worse", "better")])
+def test_a_clear_difference_of_any_size_drops_the_worse_method_in_any_order(
+    methods: tuple[str, str], points: float
+):
+    worse = [60.0, 61.0, 59.0, 60.5, 60.2]
+    noise = [0.001, -0.001, 0.0005, -0.0005, 0.0]  # so that the difference is clear
+    better = [value + points + error for value, error in zip(worse, noise, strict=True)]
+    rows = make_rows({"better": better, "worse": worse})
+    decision = decide([take_look(rows, methods, range(5))])
+    assert decision.group == ("better",)
+    assert decision.stopped == {"worse": 5}
 
 
 def test_methods_without_a_common_seed_have_no_difference():

@@ -49,6 +49,20 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+def test_a_trial_ends_with_the_first_report_after_its_time_and_never_before_three() -> None:
+    progress = RunProgress(0.5, 1, 0.0, None, 1.0, 1.0)
+    heard: list[RunProgress] = []
+    listen = workers.end_after(0.0, heard.append)
+    listen(progress)
+    listen(progress)
+    with pytest.raises(workers.TrialEnded):
+        listen(progress)
+    assert heard == [progress] * 3  # the last one too
+    endless = workers.end_after(3600.0, None)
+    for _ in range(10):
+        endless(progress)
+
+
 @contextmanager
 def time_limit(seconds: int) -> Iterator[None]:
     """A TimeoutError in the midst of whatever takes longer."""

@@ -22,6 +22,17 @@ print(taken, found["fxgraph_cache_hit"], found["fxgraph_cache_miss"], path)
 """
 
 
+def test_options_of_the_compiler_are_not_its_defaults() -> None:
+    from torch._inductor import config
+
+    from icmixup.lab.training.step import COMPILE_OPTIONS
+
+    defaults = config.get_config_copy()
+    known = {name: value for name, value in COMPILE_OPTIONS.items() if name in defaults}
+    assert known
+    assert [name for name, value in known.items() if defaults[name] == value] == []
+
+
 def process(own_cache: Path, **variables: str) -> tuple[list[str], str]:
     """What a new process prints: files taken, hits, misses, file written; and its warnings."""
     done = subprocess.run(

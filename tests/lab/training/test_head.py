@@ -50,6 +50,11 @@ def recipe(tmp_path: Path) -> Recipe:
     )
 
 
+def test_the_recipe_of_a_head_does_not_augment_since_features_are_computed_once() -> None:
+    assert (HEAD.padding, HEAD.flip, HEAD.rotation, HEAD.random_resized_crop) == (0, False, 0.0, None)
+    assert (HEAD.autoaugment, HEAD.trivial, HEAD.erasing) == (False, False, 0.0)
+
+
 def hooked_features(recipe: Recipe, data: Dataset) -> Tensor:
     """What the classifier of the same network is given, by a hook."""
     model = build_model("small-cnn", 10, channels=1, seed=0, weights=recipe.weights).eval()

@@ -110,6 +110,15 @@ def test_the_table_of_other_values_names_every_field() -> None:
     assert {*OTHERS, "folds", "fold"} == {field.name for field in dataclasses.fields(Recipe)}
 
 
+def test_no_setting_counts_more_epochs_than_a_run_can_have() -> None:
+    most = RANGES["epochs"].high
+    assert {name: RANGES[name].high for name in ("warmup_epochs", "mix_off_epoch", "eval_every")} == {
+        "warmup_epochs": most,
+        "mix_off_epoch": most,
+        "eval_every": most,
+    }
+
+
 @pytest.mark.parametrize("field", OTHERS)
 def test_the_key_changes_with_every_field(field: str) -> None:
     changed = Recipe(**{field: OTHERS[field]})
