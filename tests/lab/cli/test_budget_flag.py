@@ -57,14 +57,14 @@ def test_a_verdict_on_runs_that_were_cut_short_says_so_first(
     # 2 methods x 2 seeds x 21 epochs are 84 s, 2 s are for the report, and 7 % of the rest is a reserve.
     assert main([*COMPARE, "--budget", "94s"]) == 0
     shown = capsys.readouterr()
-    dropped = "2 of 3 seeds, 2 of 3 methods (without ic-mixup), 21 of 60 epochs"
+    dropped = "2 of 3 seeds, 2 of 3 methods (without erm), 21 of 60 epochs"
     assert f"warning: to fit into 94s, only {dropped}" in shown.err
     found = read_only_comparison(here)
     assert str(found["verdict"]).startswith("runs were cut short, to 21 of the recipe's 60 epochs; ")
     assert "Verdict: runs were cut short, to 21 of the recipe's 60 epochs" in shown.out
     assert found["full_epochs"] == 60
     assert found["overview"]["budget"] == dropped  # type: ignore[index]
-    assert (found["seeds"], list(found["methods"])) == ([0, 1], ["erm", "mixup"])  # type: ignore[call-overload]
+    assert (found["seeds"], list(found["methods"])) == ([0, 1], ["mixup", "ic-mixup"])  # type: ignore[call-overload]
     assert len(list(here.glob("runs/*/result.json"))) == 4
     assert main([*COMPARE, "--budget", "94s"]) == 0  # the same plan: nothing is trained again
     again = capsys.readouterr().err
@@ -80,8 +80,8 @@ def test_methods_and_seeds_that_were_dropped_are_trained_after_all_if_runs_are_f
 ) -> None:
     assert main([*COMPARE, "--budget", "94s"]) == 0
     shown = capsys.readouterr().err
-    assert "warning: to fit into 94s, only 2 of 3 seeds, 2 of 3 methods (without ic-mixup)" in shown
-    assert "there is time for ic-mixup as well" in shown
+    assert "warning: to fit into 94s, only 2 of 3 seeds, 2 of 3 methods (without erm)" in shown
+    assert "there is time for erm as well" in shown
     assert "there is time for seed 3 of each method" in shown
     assert "% of the time is used: all that was asked for fits" in shown
     assert "took 0.0 s of the 1:34 of --budget" in shown
@@ -134,7 +134,7 @@ def test_a_budget_that_is_too_short_is_an_error_with_one_that_is_not(
     # 2 methods x 2 seeds x 20 epochs are 80 s.
     assert main([*COMPARE, "--budget", "30s"]) == 2
     message = capsys.readouterr().err
-    assert "--budget of 30 s is too short: erm and mixup with 2 seeds and 20 epochs" in message
+    assert "--budget of 30 s is too short: mixup and ic-mixup with 2 seeds and 20 epochs" in message
     assert "use --budget 1m40s or more" in message
     assert list(here.glob("runs/*/result.json")) == []
 

@@ -79,11 +79,11 @@ def execution(tmp_path: Path) -> Execution:
         (32.0 * 8, Fit(60, 2, NAMES)),
         (32.0 * 8 - 0.1, Fit(60, 2, ("erm", "mixup", "ic-mixup"))),  # then methods, from the end
         (32.0 * 6, Fit(60, 2, ("erm", "mixup", "ic-mixup"))),
-        (32.0 * 6 - 0.1, Fit(60, 2, ("erm", "mixup"))),
-        (32.0 * 4, Fit(60, 2, ("erm", "mixup"))),
-        (32.0 * 4 - 0.1, Fit(59, 2, ("erm", "mixup"))),  # then epochs
-        (4 * (2 + 21 * 0.5), Fit(21, 2, ("erm", "mixup"))),
-        (4 * (2 + 20 * 0.5), Fit(20, 2, ("erm", "mixup"))),
+        (32.0 * 6 - 0.1, Fit(60, 2, ("mixup", "ic-mixup"))),
+        (32.0 * 4, Fit(60, 2, ("mixup", "ic-mixup"))),
+        (32.0 * 4 - 0.1, Fit(59, 2, ("mixup", "ic-mixup"))),  # then epochs
+        (4 * (2 + 21 * 0.5), Fit(21, 2, ("mixup", "ic-mixup"))),
+        (4 * (2 + 20 * 0.5), Fit(20, 2, ("mixup", "ic-mixup"))),
         (4 * (2 + 20 * 0.5) - 0.1, None),  # below the floor nothing is trained
         (0.0, None),
         (-5.0, None),
@@ -106,8 +106,8 @@ def test_what_is_chosen_fits_and_the_next_better_choice_would_not(lanes: int) ->
         fit = choose_fit(ask(), seconds, SPEED, lanes)
         better = [
             Fit(60, seeds, methods)
-            for seeds, methods in [(3, NAMES), (2, NAMES), (2, NAMES[:3]), (2, NAMES[:2])]
-        ] + [Fit(epochs, 2, NAMES[:2]) for epochs in range(59, 19, -1)]
+            for seeds, methods in [(3, NAMES), (2, NAMES), (2, NAMES[:3]), (2, NAMES[1:3])]
+        ] + [Fit(epochs, 2, NAMES[1:3]) for epochs in range(59, 19, -1)]
         if fit is not None:
             assert fit_seconds(fit, RECIPE, SPEED, lanes) <= seconds
             better = better[: better.index(fit)]
@@ -158,7 +158,9 @@ def test_a_method_that_is_too_expensive_leaves_its_time_to_seeds_of_the_others()
 
 
 def test_the_baseline_is_kept_wherever_it_is_in_the_list() -> None:
-    assert keep_methods(NAMES, 2, "cutmix") == ("erm", "cutmix")
+    assert keep_methods(NAMES, 2, "cutmix") == ("ic-mixup", "cutmix")
+    assert keep_methods(NAMES, 3, "cutmix") == ("erm", "ic-mixup", "cutmix")
+    assert keep_methods(("erm", "mixup", "cutmix"), 2, "mixup") == ("erm", "mixup")
     assert keep_methods(NAMES, 3, "erm") == ("erm", "mixup", "ic-mixup")
     assert keep_methods(NAMES, 1, "ic-mixup") == ("ic-mixup",)
     assert keep_methods(NAMES, 4, "erm") == NAMES
@@ -194,7 +196,7 @@ def test_there_are_not_more_workers_than_runs(execution: Execution) -> None:
 def test_what_cannot_be_done_is_refused_with_a_budget_that_is_enough(execution: Execution) -> None:
     # 2 methods x 2 seeds x (2 s + 20 x 0.5 s) are 48 s.
     with pytest.raises(
-        ValueError, match=r"erm and mixup with 2 seeds and 20 epochs.*about 48 s.*--budget 1m or"
+        ValueError, match=r"mixup and ic-mixup with 2 seeds and 20 epochs.*about 48 s.*--budget 1m or"
     ):
         fit_budget(ask(), 50.0, execution)
     assert not (execution.out / "budgets.json").exists()

@@ -1,8 +1,8 @@
 """--budget 5m: which seeds, methods and epochs fit into the time; and the cost of a run, from its recipe.
 
 All that was asked for is trained if it fits. Otherwise seeds are dropped first, down to two, then methods
-from the end of the list, down to the baseline and one other, and only then epochs, down to the fewest at
-which the recipe still learns. What does not fit even then is refused.
+from the end of the list, down to the baseline and one other (an Infinite Class method if there is one), and
+only then epochs, down to the fewest at which the recipe still learns. What does not fit even then is refused.
 
 Epochs and methods are planned from trials before the first run. Two seeds of each method are then trained in
 any case. Whether there is time for more (methods that were dropped, then further seeds of all methods) is
@@ -125,9 +125,14 @@ class Question(NamedTuple):
 
 
 def keep_methods(methods: Sequence[str], number: int, baseline: str) -> tuple[str, ...]:
-    """The first methods of the list, the baseline among them."""
-    others = [method for method in methods if method != baseline][: number - 1]
-    return tuple(method for method in methods if method == baseline or method in others)
+    """So many methods in the order of the list: the baseline, an Infinite Class method, the first others.
+
+    Without one with that loss, the comparison would not answer whether it helps.
+    """
+    others = [method for method in methods if method != baseline]
+    ours = [method for method in others if find_method(method).axes][:1]
+    kept = list(dict.fromkeys([baseline, *ours, *others]))[:number]
+    return tuple(method for method in methods if method in kept)
 
 
 def fits_at_full_length(question: Question) -> Iterator[Fit]:
