@@ -16,7 +16,6 @@ found is printed, to be put into icmixup.lab.training.recipe by hand.
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from candidates import write_candidates
 
 from icmixup.lab.comparison.statistics import paired_difference
 from icmixup.lab.datasets import Dataset, draw_subset, subset_counts
@@ -159,14 +159,6 @@ def search_stage(
     return dataclasses.replace(base, **STAGES[stage][index]), rows
 
 
-def write_rows(path: Path, rows: list[Row]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, SHOWN, extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -199,7 +191,7 @@ def main() -> None:
     for stage in args.stages:
         recipe, found = search_stage(stage, recipe, parts, args)
         rows += found
-        write_rows(args.rows, rows)  # after every stage, so that a search that is cut short leaves its rows
+        write_candidates(args.rows, SHOWN, rows)  # a search that is cut short leaves them
     names = dict.fromkeys(name for stage in args.stages for name in STAGES[stage][0])
     print("found:", ", ".join(f"{name}={getattr(recipe, name)!r}" for name in names))
 

@@ -11,11 +11,11 @@ to --results.
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 from pathlib import Path
 
 import torch
+from candidates import MADE, write_candidates
 
 from icmixup.lab.datasets import Dataset, DataSpec, Split, draw_subset, load_dataset, subset_counts
 from icmixup.lab.paper.results import append_rows
@@ -31,6 +31,7 @@ CANDIDATES = (
     ("balanced-ic-regmixup", 20.0),
     ("balanced-ic-regmixup-cutmix", 1.0),
 )
+SHOWN = ("method", "alpha", "seed", "epochs", "model", "accuracy", "many", "medium", "few", *MADE)
 BASELINES = (("balanced-mixup-cutmix", 1.0), ("ic-mixup-cutmix", 1.0))
 
 
@@ -83,26 +84,7 @@ def choose(args: argparse.Namespace) -> tuple[str, float]:
     )
     recipes = [candidate(*pair, args.validation_epochs, args.model) for pair in (*CANDIDATES, *BASELINES)]
     rows = run_recipes(recipes, execution, on_row=show)
-    columns = [
-        "method",
-        "alpha",
-        "seed",
-        "epochs",
-        "model",
-        "accuracy",
-        "many",
-        "medium",
-        "few",
-        "minutes",
-        "device",
-        "torch",
-        "commit",
-        "date",
-    ]
-    with args.rows.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_candidates(args.rows, SHOWN, rows)
     own = [row for row in rows if row["method"].startswith("balanced-ic")]
     best = max(own, key=lambda row: float(row["accuracy"]))
     return best["method"], best["alpha"]

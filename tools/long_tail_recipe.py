@@ -14,7 +14,6 @@ long tail and tested, all --test-methods with one seed before the next; the rows
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 import json
 from pathlib import Path
@@ -22,6 +21,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from candidates import MADE, write_candidates
 from long_tail_alpha import validation_data
 
 from icmixup.lab.paper.results import append_rows
@@ -51,7 +51,7 @@ STAGES: dict[str, tuple[Settings, ...]] = {
     ),
 }
 SHOWN = ("stage", "settings", "method", "seed", "epochs", "model", "accuracy", "many", "medium", "few")
-SHOWN += ("minutes", "device", "torch", "commit", "date")
+SHOWN += MADE
 
 
 def candidates(base: Recipe, settings: Settings, args: argparse.Namespace) -> list[Recipe]:
@@ -105,14 +105,6 @@ def test_recipe(found: Recipe, args: argparse.Namespace) -> None:
     run_recipes(recipes, execution, on_row=keep)
 
 
-def write_rows(path: Path, rows: list[Row]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, SHOWN, extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -152,7 +144,7 @@ def main() -> None:
     for stage in args.stages:
         recipe, found = search_stage(stage, recipe, execution, args)
         rows += found
-        write_rows(args.rows, rows)  # after every stage, so that a search that is cut short leaves its rows
+        write_candidates(args.rows, SHOWN, rows)  # a search that is cut short leaves them
     names = dict.fromkeys(name for stage in args.stages for name in STAGES[stage][0])
     print("found:", ", ".join(f"{name}={getattr(recipe, name)!r}" for name in names), flush=True)
     if args.test_seeds:

@@ -17,8 +17,10 @@ from icmixup.lab.cli.terminal import is_first_rank, print_note, stderr_console
 from icmixup.lab.training.execution import Execution
 
 if TYPE_CHECKING:
+    from icmixup.lab.paper.plan import Plan
     from icmixup.lab.paper.results import Results
     from icmixup.lab.paper.spec import PaperTable
+    from icmixup.lab.sweep.progress import Display
     from icmixup.lab.training.recipe import Recipe
     from icmixup.lab.training.run_folder import Row
 
@@ -133,15 +135,9 @@ def check_paper(flags: PaperFlags) -> None:
 def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Results) -> list[str]:
     """Train what the tables lack, and append a row for each run as it ends; returns which runs were lost."""
     from icmixup.lab.paper.fill import index_results
-    from icmixup.lab.paper.plan import (
-        choose_cells,
-        describe_missing_data,
-        describe_stand_ins,
-        plan_missing_runs,
-        seconds_per_work,
-    )
-    from icmixup.lab.paper.results import append_rows, check_file
-    from icmixup.lab.sweep import describe_reuse, find_finished, run_recipes
+    from icmixup.lab.paper.plan import choose_cells, plan_missing_runs, seconds_per_work
+    from icmixup.lab.paper.results import check_file
+    from icmixup.lab.sweep import find_finished
     from icmixup.lab.sweep.budget import work
     from icmixup.lab.sweep.progress import Display
     from icmixup.lab.training.ranks import pick_device
@@ -151,13 +147,7 @@ def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Result
     plan = plan_missing_runs(
         choose_cells(tables, flags.only), index, flags.data_dir, flags.seeds, flags.compile
     )
-    missing = describe_missing_data(plan, flags.data_dir)
-    if missing and not plan.recipes:
-        raise ValueError("; ".join(missing))
-    for sentence in (*missing, *describe_stand_ins(plan)):
-        print_note(sentence)
-    for sentence in describe_reuse(plan.recipes, flags.execution()):
-        print_note(sentence)
+    print_notes(plan, flags)
     check_file(flags.results, plan.recipes)
     display = Display(
         plan.recipes,
@@ -167,25 +157,45 @@ def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Result
         seconds_each=seconds_per_work(index, provenance(pick_device(flags.device))["device"]),
         title=attrgetter("title"),
     )
-    lost: list[str] = []
     with display:
+        return train_missing(plan, flags, display)
 
-        def fail(recipe: Recipe, reason: str) -> None:
-            lost.append(f"{recipe.title} has no result: {reason}")
-            display.fail(recipe, reason)
 
-        def keep(row: Row) -> None:
-            if is_first_rank():
-                append_rows(flags.results, [(display.recipes[row["key"]], row)])
-            display.finish(row)
+def print_notes(plan: Plan, flags: PaperFlags) -> None:
+    """Say what cannot be trained, what stands in for missing data, and which runs are not reused."""
+    from icmixup.lab.paper.plan import describe_missing_data, describe_stand_ins
+    from icmixup.lab.sweep import describe_reuse
 
-        run_recipes(
-            plan.recipes,
-            flags.execution(),
-            on_row=keep,
-            on_progress=display.update,
-            on_failure=fail,
-        )
+    missing = describe_missing_data(plan, flags.data_dir)
+    if missing and not plan.recipes:
+        raise ValueError("; ".join(missing))
+    for sentence in (*missing, *describe_stand_ins(plan), *describe_reuse(plan.recipes, flags.execution())):
+        print_note(sentence)
+
+
+def train_missing(plan: Plan, flags: PaperFlags, display: Display) -> list[str]:
+    """Train the runs of a plan, and append their rows; returns which runs were lost."""
+    from icmixup.lab.paper.results import append_rows
+    from icmixup.lab.sweep import run_recipes
+
+    lost: list[str] = []
+
+    def fail(recipe: Recipe, reason: str) -> None:
+        lost.append(f"{recipe.title} has no result: {reason}")
+        display.fail(recipe, reason)
+
+    def keep(row: Row) -> None:
+        if is_first_rank():
+            append_rows(flags.results, [(display.recipes[row["key"]], row)])
+        display.finish(row)
+
+    run_recipes(
+        plan.recipes,
+        flags.execution(),
+        on_row=keep,
+        on_progress=display.update,
+        on_failure=fail,
+    )
     return lost
 
 
