@@ -39,14 +39,12 @@ STAGES: dict[str, tuple[Settings, ...]] = {
     "augmentation": (
         {"trivial": True, "autoaugment": False, "cutout": 0},
         {"trivial": True, "autoaugment": False, "cutout": 16},
-        {"trivial": False, "autoaugment": False, "cutout": 0},
         {"trivial": False, "autoaugment": True, "cutout": 0},
         {"trivial": False, "autoaugment": True, "cutout": 16},
     ),
     "optimisation": (
         {"weight_decay": 5e-4, "batch_size": 128, "lr": 0.1, "warmup_epochs": 0},
         {"weight_decay": 2e-4, "batch_size": 128, "lr": 0.1, "warmup_epochs": 0},
-        {"weight_decay": 1e-3, "batch_size": 128, "lr": 0.1, "warmup_epochs": 0},
         {"weight_decay": 2e-4, "batch_size": 256, "lr": 0.3, "warmup_epochs": 5},
     ),
 }

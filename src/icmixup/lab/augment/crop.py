@@ -28,14 +28,14 @@ def draw_boxes(sizes: Tensor, smallest: float, generator: torch.Generator) -> Te
     ten attempts do not fit into the photo, it is the largest centred rectangle of an allowed ratio.
 
     Args:
-        sizes: (N, 2) height and width, on the CPU.
+        sizes: (N, 2) height and width, on the device of the generator.
         smallest: least share of the area, above 0 and up to 1.
-        generator: on the CPU.
 
     Returns:
         (N, 4) int64: top, left, height and width.
     """
-    draws = torch.rand(4, ATTEMPTS, len(sizes), generator=generator, dtype=torch.float64)
+    shape = (4, ATTEMPTS, len(sizes))
+    draws = torch.rand(shape, generator=generator, device=sizes.device, dtype=torch.float64)
     height, width = sizes.unbind(1)
     area = (smallest + (1 - smallest) * draws[0]) * height * width
     low, high = (math.log(bound) for bound in RATIO)

@@ -10,9 +10,10 @@ import functools
 import gc
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,9 @@ WARM_UP_STEPS = 3  # before a capture: cuDNN selects algorithms, autograd and th
 # tiles make them cheaper (docs/log.md). Options that the installed torch does not know are left out.
 COMPILE_OPTIONS = {"combo_kernels": True, "max_autotune_pointwise": True, "triton.enable_pdl": True}
 PREPARING = threading.Lock()  # only one thread compiles and captures, or evaluates
+# The steps of all runs are captured in one thread: cuDNN benchmarks its algorithms for each thread anew.
+CAPTURE_THREAD = ThreadPoolExecutor(1, thread_name_prefix="capture")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -253,7 +257,7 @@ class GraphedEpoch:
         whole, rest = divmod(len(epoch.labels), epoch.batch_size)
         sizes = [epoch.batch_size] * (whole > 0) + [rest] * (rest > 0)
         with PREPARING, cudnn_benchmark():
-            graphs = [self.capture(learner, step, size) for size in sizes]
+            graphs = in_capture_thread(lambda: [self.capture(learner, step, size) for size in sizes])
         self.graphs = graphs[:1] * whole + graphs[-1:] * (rest > 0)
 
     def capture(self, learner: Learner, step: Step, size: int) -> torch.cuda.CUDAGraph:
@@ -282,6 +286,17 @@ class GraphedEpoch:
                 self.prepare(number)
             graph.replay()
         return self.losses
+
+
+def in_capture_thread(run: Callable[[], Result]) -> Result:
+    """run() in CAPTURE_THREAD, on the stream of this thread."""
+    stream = torch.cuda.current_stream()
+
+    def run_on_stream() -> Result:
+        with torch.cuda.stream(stream):
+            return run()
+
+    return CAPTURE_THREAD.submit(run_on_stream).result()
 
 
 def capture(run: Callable[[], None], changed: list[Tensor], learner: Learner) -> torch.cuda.CUDAGraph:
