@@ -423,6 +423,20 @@ def test_the_largest_deviations_are_computed_from_their_rows(page: Path) -> None
         assert re.search(rf"{gaps[0]:.1f} to {gaps[-1]:.1f} points {side} (it|the paper)", flat(page))
 
 
+def test_the_note_of_the_share_table_is_computed_from_its_rows() -> None:
+    quarter = gaps_to_the_paper("table1-right", "25 %")
+    others = [gap for column in ("50 %", "100 %") for gap in gaps_to_the_paper("table1-right", column)]
+    (note,) = TABLES["share"].notes
+    assert f"at 25 % are {quarter[0]:.1f} to {quarter[-1]:.1f} points below ours" in note
+    assert f"at 50 % and 100 % differ from ours by at most {max(others):.1f} points" in note
+
+
+def test_the_deviation_on_a_tenth_of_cifar_100_is_computed_from_its_rows() -> None:
+    gaps = gaps_to_the_paper("table2-left", "ciFAIR-100")
+    below = f"{gaps[0]:.1f} to {gaps[-1]:.1f} points below the paper's numbers for ciFAIR-100"
+    assert below in flat(FINDINGS)
+
+
 def paper_and_ours(table: str, column: str, method: str, **fields: str) -> list[str]:
     found = accuracies(method=method, **fields)
     return [published(table, column).get(method, ""), f"{fmean(found):.2f}" if found else ""]

@@ -9,9 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
-from icmixup.lab.paper.fill import FilledTable, fill_table, index_results
+from icmixup.lab.datasets.subsets import draw_subset, subset_counts
+from icmixup.lab.paper.fill import STAND_INS, FilledTable, fill_table, index_results, stand_in_recipe
 from icmixup.lab.paper.published import TABLES
 from icmixup.lab.paper.render import (
     print_table,
@@ -63,7 +65,7 @@ PRINTED = {
 def test_all_tables_and_figures_of_the_paper_come_first_and_then_the_ablations() -> None:
     assert list(TABLES)[: len(PAPER_NAMES)] == PAPER_NAMES
     ablations = ["lam", "duplicates", "negatives", "joint"]
-    ablations += ["temperature", "remix", "centred", "last-batch", "long-tail"]
+    ablations += ["temperature", "remix", "centred", "last-batch", "share", "long-tail"]
     assert list(TABLES)[len(PAPER_NAMES) :] == ablations
     assert all(table.in_paper == (name in PAPER_NAMES) for name, table in TABLES.items())
 
@@ -78,7 +80,8 @@ def test_published_numbers_match_the_paper(name: str, row: str) -> None:
 def test_no_number_is_listed_that_the_paper_does_not_print() -> None:
     rows = {(name, row) for name, table in TABLES.items() for row in table.published}
     figure = {("figure-regmixup", "RegMixup"), ("figure-regmixup", "IC-RegMixup")}
-    assert rows == set(PRINTED) | figure
+    shares = {("share", row) for row in ("No Mixup", "Mixup", "IC-Mixup")}
+    assert rows == set(PRINTED) | figure | shares
     table = TABLES["figure-regmixup"]
     printed = {(r, c): table.paper_says(r, c) for r in table.rows for c in table.columns}
     assert {cell: value for cell, value in printed.items() if value is not None} == {
@@ -87,6 +90,15 @@ def test_no_number_is_listed_that_the_paper_does_not_print() -> None:
         ("RegMixup", "CIFAR-100 10 %"): 29.84,
         ("IC-RegMixup", "CIFAR-100 10 %"): 36.91,
     }
+
+
+def test_the_table_of_shares_quotes_the_paper_at_25_percent_only() -> None:
+    assert TABLES["share"].published == {
+        "No Mixup": (46.78, None, None),
+        "Mixup": (49.68, None, None),
+        "IC-Mixup": (50.48, None, None),
+    }
+    assert TABLES["share"].runs == 1
 
 
 def test_every_row_of_numbers_has_a_number_per_column_and_belongs_to_a_row_of_its_table() -> None:
@@ -109,6 +121,8 @@ CELL_RECIPES = {
     ("lam", "batch", "IC-Mixup, CIFAR-100 10 %"): TENTH,
     ("lam", "elem", "IC-Mixup, CIFAR-100 10 %"): replace(TENTH, mode="elem"),
     ("duplicates", "ignore", "IC-Mixup, LT-CIFAR100 0.01"): replace(TAIL, duplicates="ignore"),
+    ("share", "IC-Mixup", "25 %"): Recipe(fraction=0.25),
+    ("share", "No Mixup", "15 %"): Recipe(method="erm", fraction=0.15),
     ("joint", "one forward pass", "RegMixup, CIFAR-100 10 %"): replace(TENTH, method="regmixup", joint=True),
     ("long-tail", "erm", "LT-CIFAR100, strong, resnet18"): replace(STRONG, imbalance=0.01, method="erm"),
     ("long-tail", "balanced", "LT-CIFAR100, paper, resnet34"): replace(TAIL, method="balanced"),
@@ -224,6 +238,52 @@ def test_results_on_a_stand_in_test_set_are_marked_and_not_called_cifair() -> No
     assert not any(note.startswith("Deviation") for note in filled.notes)
     own = fill_table(table, index_results([*rows, made_result(recipe, 50.0)]))
     assert own.entry("Mixup", "ciFAIR-10").ours[0].mean == 50.0  # ciFAIR-10 itself takes precedence
+
+
+def test_a_tenth_of_cifar_100_fills_the_cells_of_cifair_100_and_is_not_called_that() -> None:
+    table = TABLES["table2-left"]
+    rows = [made_result(replace(TENTH, method="mixup", seed=seed), 30.0 + seed) for seed in range(3)]
+    notwins = Recipe(dataset="cifar10-notwins", per_class=50, method="mixup")
+    filled = fill_table(table, index_results([*rows, made_result(notwins, 60.0)]))
+    assert filled.entry("Mixup", "ciFAIR-100").ours[0].stand_in == "cifar100"
+    assert "| Mixup | ciFAIR-100 | 43.83 | 31.00 ± 1.00 (3)† | -12.83 |" in table_as_markdown(filled)
+    explained = [note for note in filled.notes if note.startswith("†")]
+    assert [note.partition(":")[0] for note in explained] == [
+        "† tested on cifar100",
+        "† tested on cifar10-notwins",
+    ]
+    assert all("deviations from the paper are not assessed" in note for note in explained)
+    assert not any(note.startswith("Deviation") for note in filled.notes)
+    alone = fill_table(table, index_results(rows))
+    assert not any("cifar10-notwins" in note for note in alone.notes)
+
+
+def test_a_tenth_of_cifar_100_is_drawn_as_fifty_images_per_class_are() -> None:
+    recipe = TABLES["table2-left"].recipe("Mixup", "ciFAIR-100")
+    assert recipe is not None
+    stand_in = stand_in_recipe(recipe)
+    assert stand_in == replace(TENTH, method="mixup")
+    order = torch.randperm(50_000, generator=torch.Generator().manual_seed(1))
+    labels = order % 100  # 500 images of each class, as in CIFAR-100, in a made-up order
+    drawn = [
+        draw_subset(
+            labels,
+            subset_counts(torch.bincount(labels), per_class=one.per_class, fraction=one.fraction),
+            one.data_seed,
+        )
+        for one in (recipe.data, stand_in.data)
+    ]
+    assert len(drawn[0]) == 5000
+    assert torch.equal(*drawn)
+
+
+def test_only_a_stand_in_with_as_many_training_images_is_used() -> None:
+    on_cifair = [cell.recipe for _, cell in CELLS if cell.recipe.dataset in STAND_INS]
+    assert {recipe.dataset for recipe in on_cifair} == {"cifair10", "cifair100"}
+    assert all(stand_in_recipe(recipe) for recipe in on_cifair)
+    assert stand_in_recipe(Recipe(dataset="cifair100", per_class=20)) is None
+    assert stand_in_recipe(Recipe(dataset="cifair100")) is None
+    assert stand_in_recipe(Recipe()) is None
 
 
 def some_results() -> list[Result]:

@@ -19,7 +19,13 @@ from icmixup.lab.datasets import Dataset, DataSpec, Split, load_dataset
 from icmixup.lab.datasets.cifar import LAYOUTS
 from icmixup.lab.models import build_model
 from icmixup.lab.paper.fill import fill_table, index_results
-from icmixup.lab.paper.plan import choose_cells, describe_missing_data, plan_missing_runs, seconds_per_work
+from icmixup.lab.paper.plan import (
+    choose_cells,
+    describe_missing_data,
+    describe_stand_ins,
+    plan_missing_runs,
+    seconds_per_work,
+)
 from icmixup.lab.paper.published import TABLES, find_table
 from icmixup.lab.paper.render import results_page
 from icmixup.lab.paper.results import METRICS, Result, Results, append_rows, experiment, read_rows
@@ -281,6 +287,29 @@ def test_runs_on_cifair_use_the_stand_in_if_its_lists_are_available(tmp_path: Pa
     plan = plan_missing_runs(cells, {}, tmp_path, 1, False)
     assert {recipe.dataset for recipe in plan.recipes} == {"cifar10-notwins"}
     assert (dict(plan.missing_data), plan.stand_ins) == ({"cifair100": 5}, ("cifair10",))
+    assert describe_stand_ins(plan) == [
+        "cifair10 was not found: its runs are tested on cifar10-notwins, and their results are marked"
+    ]
+
+
+def test_runs_on_cifair_100_are_shared_with_those_on_a_tenth_of_cifar_100(tmp_path: Path) -> None:
+    put_data(tmp_path, "cifar100")
+    tenth = Recipe(fraction=0.1)
+    done = index_results([made_result(replace(tenth, method="mixup"), 30.0)])
+    alone = plan_missing_runs(choose_cells([TABLES["table2-left"]], ("cifair100",)), done, tmp_path, 1, False)
+    methods = ("erm", "ic-mixup", "regmixup", "ic-regmixup")
+    assert set(alone.recipes) == {replace(tenth, method=method) for method in methods}
+    assert (dict(alone.missing_data), alone.stand_ins) == ({}, ("cifair100",))
+    tables = [TABLES[name] for name in ("table1-right", "figure-regmixup", "table2-left")]
+    cells = choose_cells(tables, ("10 %", "CIFAR-100 10 %", "ciFAIR-100"))
+    shared = plan_missing_runs(cells, done, tmp_path, 1, False)
+    axes = {replace(tenth, method=method) for method in ("ic-mixup-c", "ic-mixup-p")}
+    assert len(shared.recipes) == len(set(shared.recipes))
+    assert set(shared.recipes) == set(alone.recipes) | axes
+    put_data(tmp_path, "cifair100")
+    own = plan_missing_runs(choose_cells([TABLES["table2-left"]], ("cifair100",)), done, tmp_path, 1, False)
+    assert {(recipe.dataset, recipe.per_class) for recipe in own.recipes} == {("cifair100", 50)}
+    assert len(own.recipes) == 5
 
 
 def test_a_missing_dataset_is_reported_with_its_source_and_the_runs_that_do_not_need_it(
@@ -296,6 +325,7 @@ def test_a_missing_dataset_is_reported_with_its_source_and_the_runs_that_do_not_
     plan = plan_missing_runs(choose_cells([TABLES["table2-left"]], ("*mixup",)), {}, tmp_path, 1, False)
     sentences = describe_missing_data(plan, tmp_path)
     assert "4 runs need it" in sentences[0]
+    assert sentences[0].endswith("into that folder; to test on cifar100 instead, add cifar100")
     assert sentences[1] == "4 runs have their data: cifair10: mixup ic-mixup regmixup ic-regmixup"
 
 

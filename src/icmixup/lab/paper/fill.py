@@ -8,11 +8,25 @@ from statistics import fmean, stdev
 
 from icmixup.lab.datasets.cifar import NO_TWINS
 from icmixup.lab.paper.results import Result, experiment
-from icmixup.lab.paper.spec import PaperTable
+from icmixup.lab.paper.spec import PaperTable, RecipeChanges
+from icmixup.lab.sweep.budget import count_images
 from icmixup.lab.training.recipe import Recipe
 
-STAND_INS = {"cifair10": NO_TWINS}
-"""Datasets that another dataset may replace; its results are marked and keep its own name."""
+STAND_INS: Mapping[str, RecipeChanges] = {
+    "cifair10": {"dataset": NO_TWINS},
+    # A tenth of CIFAR-100 is 50 images per class, and ciFAIR-100 has the same training images.
+    "cifair100": {"dataset": "cifar100", "per_class": None, "fraction": 0.1},
+}
+"""Changes to a recipe whose dataset is missing; the results are marked and keep the name of their dataset."""
+STAND_IN_TESTS = {
+    NO_TWINS: "the test set of CIFAR-10 without the duplicates that ciFAIR lists. It is not ciFAIR-10, whose "
+    "replacement images were not available, so deviations from the paper are not assessed.",
+    "cifar100": "the test set of CIFAR-100, after training on 10 % of its training set, which is 50 images "
+    "per class. It is not ciFAIR-100, whose replacement images were not available: ciFAIR lists 891 of the "
+    "10,000 test images as duplicates of training images, about a tenth of which are among the 10 %. So "
+    "deviations from the paper are not assessed.",
+}
+"""What each stand-in is tested on, and how that differs from the dataset that it replaces."""
 STAND_IN_MARK = "†"
 DEVIATION = 2.0  # standard deviations above which a difference to the paper is noted
 
@@ -77,7 +91,7 @@ class FilledTable:
 
     @property
     def complete_cells(self) -> int:
-        """Cells with at least as many runs as the paper averages over."""
+        """Cells with at least as many runs as the table averages over."""
         return sum(ours.n >= self.table.runs for ours in self.trainable)
 
     @property
@@ -101,10 +115,19 @@ def find_ours(recipe: Recipe, variant: str, index: Index) -> Ours:
     """Our results for a cell; those on a stand-in dataset if there are none on its own."""
     if found := index.get(experiment(recipe)):
         return results_by_seed(variant, found)
-    stand_in = STAND_INS.get(recipe.dataset)
-    if stand_in and (found := index.get(experiment(replace(recipe, dataset=stand_in)))):
-        return replace(results_by_seed(variant, found), stand_in=stand_in)
+    stand_in = stand_in_recipe(recipe)
+    if stand_in and (found := index.get(experiment(stand_in))):
+        return replace(results_by_seed(variant, found), stand_in=stand_in.dataset)
     return Ours(variant)
+
+
+def stand_in_recipe(recipe: Recipe) -> Recipe | None:
+    """The recipe on the stand-in of its dataset; None without one that has as many training images."""
+    if recipe.dataset not in STAND_INS:
+        return None
+    stand_in = replace(recipe, **STAND_INS[recipe.dataset])
+    # A fixed share of CIFAR-100 replaces one number of images per class, and no other.
+    return stand_in if count_images(stand_in) == count_images(recipe) else None
 
 
 def results_by_seed(variant: str, results: Sequence[Result]) -> Ours:
@@ -203,12 +226,10 @@ def single_run_notes(filled: FilledTable) -> Iterator[str]:
 
 
 def stand_in_notes(filled: FilledTable) -> Iterator[str]:
-    if any(ours.stand_in for _, ours in filled_cells(filled)):
-        yield (
-            f"{STAND_IN_MARK} tested on {NO_TWINS}: the test set of CIFAR-10 without the duplicates that "
-            "ciFAIR lists. It is not ciFAIR-10, whose replacement images were not available, so deviations "
-            "from the paper are not assessed."
-        )
+    """What each stand-in dataset of the table is."""
+    used = dict.fromkeys(ours.stand_in for _, ours in filled_cells(filled) if ours.stand_in)
+    for dataset in used:
+        yield f"{STAND_IN_MARK} tested on {dataset}: {STAND_IN_TESTS[dataset]}"
 
 
 def disagreement_notes(filled: FilledTable) -> Iterator[str]:

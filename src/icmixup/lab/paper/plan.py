@@ -17,7 +17,7 @@ from icmixup.lab.datasets.cifar import (
     find_layout,
     find_twins,
 )
-from icmixup.lab.paper.fill import STAND_INS, Index
+from icmixup.lab.paper.fill import STAND_INS, Index, stand_in_recipe
 from icmixup.lab.paper.results import experiment
 from icmixup.lab.paper.spec import Cell, PaperTable
 from icmixup.lab.sweep.budget import work
@@ -87,9 +87,9 @@ def available_recipe(recipe: Recipe, data_dir: Path) -> tuple[Recipe, bool]:
     """The recipe, on a stand-in dataset if its own is missing, and whether its data is available."""
     if is_available(recipe.dataset, data_dir):
         return recipe, True
-    stand_in = STAND_INS.get(recipe.dataset)
-    if stand_in and is_available(stand_in, data_dir):
-        return replace(recipe, dataset=stand_in), True
+    stand_in = stand_in_recipe(recipe)
+    if stand_in and is_available(stand_in.dataset, data_dir):
+        return stand_in, True
     return recipe, False
 
 
@@ -116,17 +116,24 @@ def describe_missing_data(plan: Plan, data_dir: Path) -> list[str]:
     sentences = []
     for dataset, waiting in plan.missing_data.items():
         archive = LAYOUTS[dataset][0].archive
-        alternative = ""
-        if dataset in STAND_INS:
-            alternative = (
-                f"; to test on {STAND_INS[dataset]} instead, add cifar10, and put {TWINS_TRAIN} and "
-                f"{TWINS_TEST} from {TWINS_URL} into {data_dir / 'cifair'}"
-            )
         sentences.append(
             f"{dataset} is not in {data_dir} and {waiting} runs need it: run `icmixup data get {dataset}`, "
-            f"or download {archive.file_name} from {archive.url} into that folder{alternative}"
+            f"or download {archive.file_name} from {archive.url} into that folder"
+            f"{describe_alternative(dataset, data_dir)}"
         )
     return [*sentences, describe_ready_runs(plan)] if plan.missing_data else []
+
+
+def describe_alternative(dataset: str, data_dir: Path) -> str:
+    """What to add for the runs of a missing dataset to use its stand-in; empty if it has none."""
+    if dataset not in STAND_INS:
+        return ""
+    stand_in = STAND_INS[dataset]["dataset"]
+    needed = stand_in
+    if stand_in == NO_TWINS:
+        lists = f"{TWINS_TRAIN} and {TWINS_TEST} from {TWINS_URL}"
+        needed = f"cifar10, and put {lists} into {data_dir / 'cifair'}"
+    return f"; to test on {stand_in} instead, add {needed}"
 
 
 def describe_ready_runs(plan: Plan) -> str:
@@ -142,7 +149,8 @@ def describe_ready_runs(plan: Plan) -> str:
 
 def describe_stand_ins(plan: Plan) -> list[str]:
     return [
-        f"{dataset} was not found: its runs are tested on {STAND_INS[dataset]}, and their results are marked"
+        f"{dataset} was not found: its runs are tested on {STAND_INS[dataset]['dataset']}, and their results "
+        "are marked"
         for dataset in plan.stand_ins
     ]
 

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from difflib import get_close_matches
 
 from icmixup.lab.paper.ablations import ABLATIONS
-from icmixup.lab.paper.spec import Numbers, PaperTable, RecipeChanges, method_rows, published_number
+from icmixup.lab.paper.spec import SIZES, TABLE1_RIGHT, PaperTable, method_rows, published_number
 from icmixup.lab.training.recipe import Recipe
 
-SIZES: Mapping[str, RecipeChanges] = {f"{p} %": {"fraction": p / 100} for p in (100, 50, 25, 10)}
-TABLE1_RIGHT: Numbers = {
-    "No Mixup": (76.52, 66.31, 46.78, 26.55),
-    "Mixup": (77.33, 68.39, 49.68, 28.21),
-    "IC-Mixup (c)": (76.75, 68.95, 48.58, 30.38),
-    "IC-Mixup (p)": (77.62, 69.23, 50.72, 28.29),
-    "IC-Mixup": (77.90, 68.89, 50.48, 30.19),
-}
 TUNED = Recipe(
     dataset="cifair10",
     per_class=50,

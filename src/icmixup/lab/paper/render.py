@@ -252,8 +252,11 @@ def results_page(results: Results) -> str:
     filled = [fill_table(table, index) for table in TABLES.values()]
     paper = [table for table in filled if table.table.in_paper]
     others = [table for table in filled if not table.table.in_paper]
-    parts = ["# Results", describe_coverage(paper, "the paper's tables and figures")]
-    parts += [overview_as_markdown(paper), describe_coverage(others, "our ablations and extensions")]
+    parts = ["# Results", describe_coverage(paper, "the paper's tables and figures", "in the paper")]
+    parts += [
+        overview_as_markdown(paper),
+        describe_coverage(others, "our ablations and extensions", "planned"),
+    ]
     parts += [overview_as_markdown(others), describe_runs(results.rows), PAGE_GUIDE]
     parts += ["## The paper's tables and figures", *(table_as_markdown(table).rstrip() for table in paper)]
     parts += ["## Ablations and extensions", *(table_as_markdown(table).rstrip() for table in others)]
@@ -264,16 +267,16 @@ def results_page(results: Results) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def describe_coverage(tables: Sequence[FilledTable], what: str) -> str:
-    """How many cells of these tables have runs, and how many have the paper's number of seeds."""
+def describe_coverage(tables: Sequence[FilledTable], what: str, seeds: str) -> str:
+    """How many cells of these tables have runs, and how many have all the seeds that their table needs."""
     cells = sum(len(table.trainable) for table in tables)
     with_runs = sum(table.cells_with_runs for table in tables)
     complete = sum(table.complete_cells for table in tables)
     stand_ins = sum(table.stand_in_cells for table in tables)
     note = f" {stand_ins} used a stand-in test set ({STAND_IN_MARK})." if stand_ins else ""
     return (
-        f"**{with_runs} of {cells} cells of {what} have runs**, {complete} of them with as many seeds as in "
-        f"the paper.{note} A cell that appears in several tables is counted in each."
+        f"**{with_runs} of {cells} cells of {what} have runs**, {complete} of them with as many seeds as "
+        f"{seeds}.{note} A cell that appears in several tables is counted in each."
     )
 
 
