@@ -18,6 +18,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from icmixup.lab.datasets import Dataset, Split
+from icmixup.lab.training import step as step_module
 from icmixup.lab.training.artifacts import save_artifacts
 from icmixup.lab.training.feed import make_feed
 from icmixup.lab.training.recipe import RECIPES, Recipe
@@ -129,10 +130,13 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1280, help="of an epoch")
     parser.add_argument("--classes", type=int, default=100)
     parser.add_argument("--epochs", type=int, default=20, help="that are timed")
+    parser.add_argument("--cudnn-limit", type=int, help="algorithms that cuDNN tries for a convolution")
     parser.add_argument("--top", type=int, default=15, help="kernels that are listed")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("this needs a GPU")
+    if args.cudnn_limit is not None:
+        step_module.BENCHMARK_LIMIT = args.cudnn_limit
     recipe = dataclasses.replace(
         RECIPES[args.recipe],
         **{name: getattr(args, name) for name in ("model", "method", "batch_size", "image_size")},

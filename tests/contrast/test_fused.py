@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
-import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from triton_on_cpu import DEVICE, import_kernels
 
 from icmixup.contrast import Request, prefer_chunked, prefer_fused
 from icmixup.contrast.chunked import contrast_chunked
@@ -23,24 +22,7 @@ from icmixup.contrast.fused import ForwardArgs, contrast_fused, fused_available
 from icmixup.loss import infinite_class_loss
 from icmixup.pairs import draw_virtual
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytest.importorskip("triton") if DEVICE == "cuda" else None
-if DEVICE == "cpu":
-    # Triton reads the variable when it is imported, so this file comes first, and restores the environment.
-    before = os.environ.get("TRITON_INTERPRET")
-    assert before == "1" or "triton.language" not in sys.modules, "Triton was imported before this file"
-    os.environ["TRITON_INTERPRET"] = "1"
-    pytest.importorskip("triton.language")
-    from triton.runtime.interpreter import InterpreterBuilder
-
-    import icmixup.contrast.triton_backward  # noqa: F401
-
-    del os.environ["TRITON_INTERPRET"]
-    if before is not None:
-        os.environ["TRITON_INTERPRET"] = before
-    if not hasattr(InterpreterBuilder, "get_int1_ty"):
-        pytest.skip("the interpreter of Triton 3.2 has no booleans; needs a GPU", allow_module_level=True)
-
+import_kernels("icmixup.contrast.triton_backward")  # before anything else imports Triton
 from icmixup.contrast.triton_backward import launch_backward  # noqa: E402  (it imports Triton)
 from icmixup.contrast.triton_forward import (  # noqa: E402
     PLAN_MODE,

@@ -150,11 +150,16 @@ class Photos:
             (N, H, W, 3) uint8 on the device, H and W the largest height and width. Pixels beyond a smaller
             box are arbitrary.
         """
-        if self.device.type == "cuda":
-            pixels = self.store.on(self.device)
-            if pixels is not None:
-                return self._gather_windows(pixels, boxes)
-        return self._copy_windows(boxes)
+        pixels = self.pixels_on_gpu()
+        return self._copy_windows(boxes) if pixels is None else self._gather_windows(pixels, boxes)
+
+    def pixels_on_gpu(self) -> Tensor | None:
+        """(P, 3) uint8 of the store on the device; None for a CPU, or if they do not fit."""
+        return self.store.on(self.device) if self.device.type == "cuda" else None
+
+    def place(self, boxes: Tensor) -> Tensor:
+        """(N, 6) int64 on the CPU: the four numbers of each box, the photo's width and its first pixel."""
+        return torch.cat([boxes, self.sizes[:, 1:], self.store.offsets[self.rows][:, None]], dim=1)
 
     def whole(self) -> Iterator[Tensor]:
         """(height, width, 3) uint8 of each photo on the CPU, not copied."""
@@ -177,11 +182,8 @@ class Photos:
 
     def _gather_windows(self, pixels: Tensor, boxes: Tensor) -> Tensor:
         height, width = boxes[:, 2:].amax(dim=0).tolist()
-        first = self.store.offsets[self.rows]
-        numbers = torch.cat([boxes, self.sizes[:, 1:], first[:, None]], dim=1)
-        top, left, h, w, stride, offset = numbers.to(self.device, non_blocking=True)[:, :, None, None].unbind(
-            1
-        )
+        numbers = self.place(boxes).to(self.device, non_blocking=True)[:, :, None, None]
+        top, left, h, w, stride, offset = numbers.unbind(1)
         y = torch.arange(height, device=self.device)[:, None]
         x = torch.arange(width, device=self.device)
         index = offset + (top + torch.minimum(y, h - 1)) * stride + left + torch.minimum(x, w - 1)

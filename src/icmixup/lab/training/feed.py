@@ -13,6 +13,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
+from icmixup.contrast.fused import HAS_TRITON
 from icmixup.lab.augment import (
     Augmentations,
     Drawn,
@@ -59,7 +60,12 @@ def crop_photos(photos: Photos, boxes: Tensor) -> Tensor:
     """(B, 3, side, side) uint8 on the device: the boxes of the photos, resized."""
     if photos.device.type == "cpu":
         return resize_each(photos.crops(boxes), photos.image_size)
-    return resize_windows(photos.windows(boxes), boxes, photos.image_size)
+    pixels = photos.pixels_on_gpu()
+    if pixels is None or not HAS_TRITON:
+        return resize_windows(photos.windows(boxes), boxes, photos.image_size)
+    from icmixup.lab.augment.crop_triton import crop_resized  # here, because it imports Triton
+
+    return crop_resized(pixels, photos.place(boxes).to(photos.device, non_blocking=True), photos.image_size)
 
 
 class Feed:
