@@ -13,8 +13,14 @@ import argparse
 import dataclasses
 import time
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
+from rows import append_row
+from torch import Tensor
+from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
 from icmixup.lab.datasets import Dataset, Split
@@ -22,18 +28,23 @@ from icmixup.lab.training import step as step_module
 from icmixup.lab.training.artifacts import save_artifacts
 from icmixup.lab.training.feed import make_feed
 from icmixup.lab.training.recipe import RECIPES, Recipe
+from icmixup.lab.training.run_folder import provenance
 from icmixup.lab.training.step import GraphedEpoch, make_learner, make_step
 
+COLUMNS = (
+    *("bench", "model", "form", "batch_size", "image_size", "kind", "name", "us_per_step", "calls_per_step"),
+    *("images_per_second", "start_s", "idle", "device", "torch", "python", "commit", "date"),
+)
 # The first word that a kernel's name contains decides its group.
 GROUPS = {
+    "compiled": ("triton",),  # first: their names list the operations that they fuse
+    "convolution, depthwise": ("depthwise", "dw_conv", "c1_k1", "grouped", "group_conv"),
     "convolution, weights": ("wgrad", "backward_filter", "bgrad"),
-    "convolution, depthwise": ("depthwise", "dw_conv", "conv2d_c1_k1", "grouped", "group_conv"),
     "convolution, input": ("dgrad", "backward_data"),
     "convolution or product": ("fprop", "conv", "gemm", "nvjet", "cutlass", "xmma", "cudnn", "implicit"),
     "layout": ("nchwToNhwc", "nhwcToNchw", "transpose", "permute"),
     "batch norm": ("batch_norm", "bn_"),
     "optimizer": ("multi_tensor", "foreach", "fused_adam", "fused_sgd", "lpnorm"),
-    "compiled": ("triton",),
 }
 
 
@@ -60,7 +71,8 @@ def busy_time(spans: list[tuple[float, float]]) -> float:
     return busy
 
 
-def profile_form(recipe: Recipe, data: Dataset, form: str, epochs: int, top: int) -> None:
+def profile_form(recipe: Recipe, data: Dataset, form: str, args: argparse.Namespace) -> None:
+    """Print, and append to --out, the speed of a form, its kernels by group, and the slowest ones."""
     recipe = dataclasses.replace(recipe, compile=form == "compiled")
     feed = make_feed(recipe, data.train)
     feed.fill(0)
@@ -71,50 +83,58 @@ def profile_form(recipe: Recipe, data: Dataset, form: str, epochs: int, top: int
     run()
     torch.cuda.synchronize()
     save_artifacts()
-    print(f"\n{recipe.model}, {form}, batch {recipe.batch_size}: start {time.perf_counter() - started:.1f} s")
-    started = time.perf_counter()
-    for _ in range(epochs):
-        run()
-    torch.cuda.synchronize()
-    seconds = (time.perf_counter() - started) / epochs
+    start = time.perf_counter() - started
+    seconds = time_epochs(run, args.epochs)
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         run()
         torch.cuda.synchronize()
     events = [
         event for event in profiler.events() or () if event.device_type == torch.autograd.DeviceType.CUDA
     ]
-    report(events, seconds, len(feed.epoch.lrs), feed.count, top)
+    speed, idle = feed.count / seconds, idle_share(events)
+    known = {"bench": "kernels", "model": recipe.model, "form": form, "batch_size": recipe.batch_size}
+    known |= {"image_size": args.image_size, "images_per_second": speed, "start_s": start, "idle": idle}
+    known |= provenance(learner.device)
+    print(
+        f"\n{recipe.model}, {form}, batch {recipe.batch_size}: start {start:.1f} s, {speed:,.0f} images/s, "
+        f"idle {100 * idle:.0f} % while profiled"
+    )
+    for row in kernel_rows(events, len(feed.epoch.lrs), args.top):
+        calls, time_each = row["calls_per_step"], row["us_per_step"]
+        print(f"  {time_each:9.1f} us a step  {calls:6.1f} calls  {row['kind']:6}  {row['name'][:110]}")
+        append_row({**known, **row}, COLUMNS, args.out)
 
 
-def report(
-    events: list[torch.autograd.profiler_util.FunctionEvent],
-    seconds: float,
-    steps: int,
-    images: int,
-    top: int,
-) -> None:
-    times: Counter[str] = Counter()
-    counts: Counter[str] = Counter()
-    for event in events:
-        times[event.name] += event.time_range.elapsed_us()
-        counts[event.name] += 1
-    total = sum(times.values())
+def time_epochs(run: Callable[[], Tensor], epochs: int) -> float:
+    """Seconds of an epoch."""
+    started = time.perf_counter()
+    for _ in range(epochs):
+        run()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - started) / epochs
+
+
+def idle_share(events: list[FunctionEvent]) -> float:
+    """Share of the profiled time in which no kernel runs."""
     spans = [(event.time_range.start, event.time_range.end) for event in events]
     whole = max(end for _, end in spans) - min(start for start, _ in spans)
-    number = sum(counts.values())
-    idle = 1 - busy_time(spans) / whole
-    print(
-        f"{images / seconds:,.0f} images/s, {1e3 * seconds / steps:.3f} ms a step, {number / steps:.0f} "
-        f"kernels a step of {total / number:.1f} us on average; idle {100 * idle:.0f} % while profiled"
-    )
-    groups: Counter[str] = Counter()
-    for name, value in times.items():
-        groups[group_of(name)] += value
-    for group, value in groups.most_common():
-        print(f"  {100 * value / total:5.1f} %  {value / steps:9.1f} us a step  {group}")
-    for name, value in times.most_common(top):
-        share, mean, calls = 100 * value / total, value / counts[name], counts[name] / steps
-        print(f"    {share:5.1f} %  {mean:8.1f} us x {calls:6.1f}  {name[:110]}")
+    return 1 - busy_time(spans) / whole
+
+
+def kernel_rows(events: list[FunctionEvent], steps: int, top: int) -> list[dict[str, Any]]:
+    """Time and calls of every group, and of the `top` slowest kernels."""
+    rows = []
+    for kind, key, number in (("group", group_of, None), ("kernel", str, top)):
+        times: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
+        for event in events:
+            times[key(event.name)] += event.time_range.elapsed_us()
+            counts[key(event.name)] += 1
+        rows += [
+            {"kind": kind, "name": name, "us_per_step": value / steps, "calls_per_step": counts[name] / steps}
+            for name, value in times.most_common(number)
+        ]
+    return rows
 
 
 def main() -> None:
@@ -132,6 +152,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20, help="that are timed")
     parser.add_argument("--cudnn-limit", type=int, help="algorithms that cuDNN tries for a convolution")
     parser.add_argument("--top", type=int, default=15, help="kernels that are listed")
+    parser.add_argument("--out", type=Path, help="CSV file that rows are appended to")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("this needs a GPU")
@@ -145,7 +166,7 @@ def main() -> None:
     )
     data = made_dataset(args.images, args.image_size, args.classes).to(torch.device("cuda"))
     for form in args.forms:
-        profile_form(recipe, data, form, args.epochs, args.top)
+        profile_form(recipe, data, form, args)
 
 
 if __name__ == "__main__":
