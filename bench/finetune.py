@@ -47,7 +47,7 @@ from rows import append_row
 from torch import nn
 
 from icmixup.lab.datasets import Dataset
-from icmixup.lab.datasets.decode import SUFFIXES
+from icmixup.lab.images.decode import SUFFIXES
 from icmixup.lab.models import build_model
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.feed import make_feed

@@ -18,7 +18,7 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor
 
 from icmixup.lab.analysis.corruptions import CORRUPTIONS, STRENGTHS, corrupt
-from icmixup.lab.datasets.decode import to_square
+from icmixup.lab.images.decode import to_square
 
 OUT = Path(__file__).parents[1] / "docs" / "corruptions.jpg"
 NAMES = 116  # pixels for the names on the left
@@ -29,7 +29,7 @@ QUALITY = 60  # of the picture itself
 def read_photo(path: Path | None, size: int) -> Tensor:
     """(3, size, size) uint8: the centre of a photo, or of scikit-learn's flower."""
     image = Image.fromarray(load_sample_image("flower.jpg")) if path is None else Image.open(path)
-    return to_square(image, size)
+    return torch.from_numpy(to_square(image, size))
 
 
 def draw_sheet(photo: Tensor, tile: int) -> Image.Image:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from icmixup.lab.cli import main
 from icmixup.lab.datasets import DataSpec, cache, load_dataset
+from icmixup.lab.images import tasks
 
 PER_CLASS = 8
 
@@ -55,7 +56,7 @@ def refuse_to_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object) -> str:
         raise AssertionError("a photo was decoded")
 
-    monkeypatch.setattr(cache, "decode_photo", fail)
+    monkeypatch.setattr(tasks, "decode_photo", fail)
 
 
 def test_photos_are_decoded_once(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +83,7 @@ def test_a_photo_that_changed_without_another_size_or_time_is_decoded_again(
     settled: bool, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Settled: hashes of the first loading are kept. Otherwise files were too new to rely on their state.
-    monkeypatch.setattr(cache, "SETTLED_NS", -(10**12) if settled else 10**12)
+    monkeypatch.setattr(tasks, "SETTLED_NS", -(10**12) if settled else 10**12)
     before = load(photos)
     changed = photos / "a" / "3.bmp"
     stat = changed.stat()
@@ -94,13 +95,13 @@ def test_a_photo_that_changed_without_another_size_or_time_is_decoded_again(
 
 
 def test_unchanged_files_are_not_read_again(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "SETTLED_NS", -(10**12))
+    monkeypatch.setattr(tasks, "SETTLED_NS", -(10**12))
     first = load(photos)
 
     def fail(file: object) -> str:
         raise AssertionError("a file was read")
 
-    monkeypatch.setattr(cache, "_digest", fail)
+    monkeypatch.setattr(tasks, "digest", fail)
     assert torch.equal(load(photos), first)
 
 
@@ -116,17 +117,17 @@ def test_added_and_removed_photos_are_noticed(photos: Path) -> None:
 def test_photos_that_change_while_they_are_decoded_are_refused(
     photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode = cache.decode_photo
+    decode = tasks.decode_photo
 
     def change_and_decode(*args: object) -> object:
         write_photo(photos / "a" / "1.bmp", 777)
         return decode(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cache, "decode_photo", change_and_decode)
+    monkeypatch.setattr(tasks, "decode_photo", change_and_decode)
     with pytest.raises(ValueError, match="changed while they were decoded; run the command again"):
         load(photos)
     assert not list((photos.parent / "cache").glob("*.part"))
-    monkeypatch.setattr(cache, "decode_photo", decode)
+    monkeypatch.setattr(tasks, "decode_photo", decode)
     assert len(load(photos)) == 2 * PER_CLASS
 
 
@@ -136,15 +137,16 @@ LOAD_SLOWLY = """
 import hashlib, os, sys, time
 from pathlib import Path
 from icmixup.lab.datasets import cache, DataSpec, load_dataset
+from icmixup.lab.images import tasks
 cache.MEMORY_BYTES = 0
-decode = cache.decode_photo
+decode = tasks.decode_photo
 def slow(file, *rest):
     with open(sys.argv[2], "a") as log:
         log.write(file.name + "\\n")
     while sys.argv[3] == "wait" and not Path(sys.argv[2] + ".go").exists():
         time.sleep(0.05)
     return decode(file, *rest)
-cache.decode_photo = slow
+tasks.decode_photo = slow
 photos = Path(sys.argv[1])
 data = load_dataset(DataSpec(str(photos), image_size=80), photos.parent)
 print(hashlib.sha256(data.train.square().numpy().tobytes()).hexdigest())

@@ -14,9 +14,9 @@ from PIL import Image
 from icmixup.lab.cli.data import load_data, settle_image_size
 from icmixup.lab.datasets import DataSpec, Photos, Preprocessing, choose_image_size, load_dataset
 from icmixup.lab.datasets import cache as cache_module
-from icmixup.lab.datasets.decode import LONGEST, ImageFile, Shape, decode_photo, read_shape
 from icmixup.lab.datasets.photos import Store, photo_bytes
 from icmixup.lab.datasets.subsets import measure_statistics
+from icmixup.lab.images.decode import LONGEST, ImageFile, Shape, decode_photo, read_shape
 from icmixup.lab.training.recipe import Recipe
 
 SIZES = [(160, 120), (120, 200), (130, 130), (400, 300), (300, 90), (97, 101)]  # width, height

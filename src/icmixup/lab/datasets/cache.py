@@ -18,26 +18,25 @@ import json
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from icmixup.lab.datasets.decode import ImageFile, Shape, decode_photo, map_in_parallel, read_shape
 from icmixup.lab.datasets.photos import CHANNELS, Store, map_store, photo_bytes, photo_offsets
+from icmixup.lab.images.decode import ImageFile, Shape, read_shape
+from icmixup.lab.images.parallel import HEADERS_EACH, PHOTOS_EACH, count_processes, map_in_parallel
+from icmixup.lab.images.tasks import Hashed, Place, decode_place, hash_file, recall_hash, write_place
 
 VERSION = 1  # change it when the same file would be decoded to other pixels
 MEMORY_BYTES = 128 << 20  # photos up to this size stay in memory, and are decoded again by every process
 LIMIT_GB = 50.0
-SETTLED_NS = 2 * 10**9  # a file changed less than this before it was hashed could change again unnoticed
-Write = Callable[[int, npt.NDArray[np.uint8]], None]
+Output = TypeVar("Output")
 
 
 class Job(NamedTuple):
@@ -104,7 +103,8 @@ def decode_photos(job: Job, folder: Path) -> Decoded:
 
 
 def _read_shapes(job: Job) -> list[Shape | str]:
-    found = map_in_parallel(read_shape, job.files, "reading headers", job.show_progress)
+    processes = count_processes(job.files, HEADERS_EACH)
+    found = map_in_parallel(read_shape, job.files, "reading headers", job.show_progress, processes=processes)
     return [shape if isinstance(shape, str) else shape.resized(job.short_side) for shape in found]
 
 
@@ -117,30 +117,31 @@ def _sizes(shapes: Sequence[Shape | str]) -> Tensor:
 def _decode_to_memory(job: Job, shapes: Sequence[Shape | str]) -> Decoded:
     sizes = _sizes(shapes)
     pixels = np.empty(photo_bytes(sizes), dtype=np.uint8)
-
-    def write(start: int, photo: npt.NDArray[np.uint8]) -> None:
-        pixels[start : start + photo.size] = photo.ravel()
-
-    failures = _decode_all(job, shapes, write)
+    places = _places(job, shapes)
+    found = _map_places(decode_place, job, places)
+    for place, photo in zip(places, found, strict=True):
+        if not isinstance(photo, str):
+            pixels[place.start : place.start + photo.size] = photo.ravel()
+    failures = [photo if isinstance(photo, str) else None for photo in found]
     return Decoded(Store(torch.from_numpy(pixels).view(-1, CHANNELS), sizes), failures)
 
 
-def _decode_all(job: Job, shapes: Sequence[Shape | str], write: Write) -> list[str | None]:
-    """Decode every file and write it at its place; returns why files could not be read."""
-
-    def decode(place: tuple[ImageFile, Shape | str, int]) -> str | None:
-        file, shape, start = place
-        if isinstance(shape, str):
-            return shape
-        photo = decode_photo(file, job.short_side, job.interpolation, shape)
-        if isinstance(photo, str):
-            return photo
-        write(start, photo)
-        return None
-
+def _places(job: Job, shapes: Sequence[Shape | str]) -> list[Place]:
     starts = (photo_offsets(_sizes(shapes)) * CHANNELS).tolist()
-    places = list(zip(job.files, shapes, starts, strict=True))
-    return map_in_parallel(decode, places, "decoding photos", job.show_progress)
+    return [Place(*place) for place in zip(job.files, shapes, starts, strict=True)]
+
+
+def _map_places(
+    decode: Callable[..., Output], job: Job, places: Sequence[Place], descriptors: Sequence[int] = ()
+) -> list[Output]:
+    return map_in_parallel(
+        partial(decode, short_side=job.short_side, interpolation=job.interpolation),
+        places,
+        "decoding photos",
+        job.show_progress,
+        processes=count_processes(job.files, PHOTOS_EACH),
+        descriptors=descriptors,
+    )
 
 
 # Keys
@@ -161,35 +162,18 @@ def hash_files(job: Job, folder: Path) -> list[str]:
     root = os.path.commonpath(paths) if paths else ""
     index = folder / f"hashes-{hashlib.sha256(root.encode()).hexdigest()[:20]}.json"
     known: dict[str, list[object]] = _read_json(index) or {}
-    hash_file = partial(_hash_file, known=known)
-    results = map_in_parallel(hash_file, job.files, "hashing files", job.show_progress)
-    settled = {name: [*state, digest] for name, state, digest in results if state is not None}
+    recall = partial(recall_hash, known=known)
+    kept: Sequence[Hashed | None] = [None] * len(job.files)
+    if known:
+        kept = map_in_parallel(recall, job.files, "checking files", job.show_progress)
+    changed = [file for file, one in zip(job.files, kept, strict=True) if one is None]
+    processes = count_processes(changed, HEADERS_EACH)
+    found = iter(map_in_parallel(hash_file, changed, "hashing files", job.show_progress, processes=processes))
+    results = [one or next(found) for one in kept]
+    settled = {one.name: [*one.state, one.digest] for one in results if one.state is not None}
     if settled and settled != known:
         _write_json(index, settled)
-    return [digest for _, _, digest in results]
-
-
-def _hash_file(file: ImageFile, known: dict[str, list[object]]) -> tuple[str, list[int] | None, str]:
-    """Name, state if it can be relied on, and hash of a file."""
-    if file.path is None:
-        return file.name, None, _digest(file)
-    name, now = str(file.path.absolute()), time.time_ns()
-    with contextlib.suppress(OSError):  # a file that cannot be opened is reported when it is decoded
-        stat = os.stat(file.path)
-        state = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
-        if known.get(name, [])[:-1] == state:
-            return name, state, str(known[name][-1])
-        settled = max(stat.st_mtime_ns, stat.st_ctime_ns) < now - SETTLED_NS
-        return name, state if settled else None, _digest(file)
-    return name, None, "unreadable"
-
-
-def _digest(file: ImageFile) -> str:
-    try:
-        with file.open() as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
-    except OSError:
-        return "unreadable"
+    return [one.digest for one in results]
 
 
 # Entries
@@ -220,7 +204,8 @@ def _write_entry(entry: Path, job: Job, shapes: Sequence[Shape | str], hashes: S
         part.mkdir()
         with (part / "pixels.bin").open("wb") as file:
             _allocate(file.fileno(), needed)
-            failures = _decode_all(job, shapes, partial(_write_photo, file.fileno()))
+            write = partial(write_place, descriptor=file.fileno())
+            failures = _map_places(write, job, _places(job, shapes), (file.fileno(),))
             os.fsync(file.fileno())
         if hash_files(job, entry.parent) != hashes:
             raise ValueError("photos have changed while they were decoded; run the command again")
@@ -240,14 +225,6 @@ def _allocate(descriptor: int, size: int) -> None:
         os.posix_fallocate(descriptor, 0, size)
     else:
         os.truncate(descriptor, size)
-
-
-def _write_photo(descriptor: int, start: int, photo: npt.NDArray[np.uint8]) -> None:
-    # Not through a mapping, whose pages would count as memory of this process until they are on disk.
-    rest = memoryview(photo.tobytes())
-    while rest:
-        written = os.pwrite(descriptor, rest, start)
-        rest, start = rest[written:], start + written
 
 
 def _read_entry(entry: Path) -> Decoded:

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from icmixup.lab.datasets.decode import to_rgb
+from icmixup.lab.images.decode import to_rgb
 
 BLOCK = 256  # examples that are in memory at a time where all of them are read
 GLOBAL_GENERATORS = threading.RLock()  # all threads share them

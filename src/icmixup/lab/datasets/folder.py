@@ -12,24 +12,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from icmixup.lab.datasets.cache import Job, decode_photos
-from icmixup.lab.datasets.decode import (
+from icmixup.lab.datasets.photos import Photos
+from icmixup.lab.datasets.preprocessing import Preprocessing
+from icmixup.lab.datasets.subsets import Source, Split, hold_out
+from icmixup.lab.images.decode import (
     OTHER_SUFFIXES,
     SUFFIXES,
     ImageFile,
     Shape,
     decode_square,
-    map_in_parallel,
+    open_path,
     read_shape,
 )
-from icmixup.lab.datasets.photos import Photos
-from icmixup.lab.datasets.preprocessing import Preprocessing
-from icmixup.lab.datasets.subsets import Source, Split, hold_out
+from icmixup.lab.images.parallel import PHOTOS_EACH, count_processes, map_in_parallel
 
 LARGEST_OWN_SIZE = 64  # pixels: small images keep their size
 CPU_SIZE, GPU_SIZE = 96, 224  # side of square images of photos, if none is given
@@ -169,7 +171,7 @@ def list_files(folder: Path, names: Sequence[str]) -> list[ImageFile]:
 
 def _class_files(folder: Path, label: int) -> Iterator[ImageFile]:
     for path in find_images(folder):
-        yield ImageFile(printable(str(path)), partial(_open_path, path), label, path)
+        yield ImageFile(printable(str(path)), partial(open_path, path), label, path)
 
 
 def find_images(folder: Path) -> list[Path]:
@@ -196,10 +198,6 @@ def find_images(folder: Path) -> list[Path]:
 
 def _raise(error: OSError) -> None:
     raise error
-
-
-def _open_path(path: Path) -> IO[bytes]:
-    return path.open("rb")
 
 
 def read_source(listed: Listed, options: ReadOptions) -> Source:
@@ -295,10 +293,12 @@ def _read_squares(
     files: Sequence[ImageFile], size: int, show_progress: bool
 ) -> tuple[Tensor, Sequence[str | None]]:
     decode = partial(decode_square, size=size)
-    found = map_in_parallel(decode, files, "reading images", show_progress)
+    processes = count_processes(files, PHOTOS_EACH)
+    found = map_in_parallel(decode, files, "reading images", show_progress, processes=processes)
     failures = [image if isinstance(image, str) else None for image in found]
-    blank = torch.zeros(3, size, size, dtype=torch.uint8)
-    return torch.stack([blank if isinstance(image, str) else image for image in found]), failures
+    blank = np.zeros((3, size, size), dtype=np.uint8)
+    squares = np.stack([blank if isinstance(image, str) else image for image in found])
+    return torch.from_numpy(squares), failures
 
 
 def _check_every_class(train: Split, listed: Listed, failures: Sequence[str | None]) -> None:

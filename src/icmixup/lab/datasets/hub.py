@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from icmixup._install import install_hint
-from icmixup.lab.datasets.decode import ImageFile
 from icmixup.lab.datasets.folder import Listed, ReadOptions, check_class_names, read_source
 from icmixup.lab.datasets.subsets import Source
+from icmixup.lab.images.decode import ImageFile
 
 PREFIX = "hf:"
 LABEL_NAMES = ("label", "labels", "fine_label", "class", "target")

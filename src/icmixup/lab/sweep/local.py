@@ -32,6 +32,7 @@ from typing import NamedTuple
 import torch
 
 from icmixup.lab.datasets import Dataset, take_fold
+from icmixup.lab.images.parallel import count_cores
 from icmixup.lab.training.definitions import pack_definitions, unpack_definitions
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import Diverged, OnProgress, RunProgress, Stopped, train, training_data
@@ -183,11 +184,6 @@ def count_workers(runs: int, device: str | None, wanted: int | None = None) -> i
     else:
         most = min(count_cores(), memory_bytes() // RUN_BYTES)
     return max(1, min(runs, most))
-
-
-def count_cores() -> int:
-    """The cores that this process may use, not those of the machine."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_bytes() -> int:

@@ -19,8 +19,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from icmixup.lab.augment import normalise
-from icmixup.lab.datasets.decode import FORMATS, describe_error, read_center, to_square
 from icmixup.lab.datasets.folder import find_images
+from icmixup.lab.images.decode import FORMATS, describe_error, read_center, to_square
 from icmixup.lab.models import build_model
 from icmixup.lab.training.evaluate import evaluation_mode
 from icmixup.lab.training.identity import autocast_dtype
@@ -56,9 +56,10 @@ class Trained:
         """(channels, image_size, image_size) uint8: the image as in training."""
         inputs = self.inputs
         if inputs.short_side is None:
-            square = to_square(image, inputs.image_size)
+            pixels = to_square(image, inputs.image_size)
         else:
-            square = read_center(image, inputs.short_side, inputs.image_size, inputs.interpolation)
+            pixels = read_center(image, inputs.short_side, inputs.image_size, inputs.interpolation)
+        square = torch.from_numpy(pixels)
         if self.inputs.channels == 1:  # ITU-R 601 luma, as Pillow converts to grey
             weights = torch.tensor([0.299, 0.587, 0.114])
             square = (square.float() * weights[:, None, None]).sum(dim=0, keepdim=True).round().byte()

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple, TypeVar
+from typing import IO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from PIL import Image, ImageOps
-from rich.console import Console
-from rich.progress import track
-from torch import Tensor
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 # Images in formats that are not read: they are reported, so that no part of a dataset is missing unnoticed.
@@ -35,17 +29,23 @@ INTERPOLATIONS = {
 LONGEST = 3  # times the short side: of a longer photo, the centre is kept
 ORIENTATION, TURNED = 0x0112, (5, 6, 7, 8)  # the EXIF tag, and its values that exchange height and width
 REDUCING_GAP = 2  # a JPEG is decoded at a half, quarter or eighth of its size if that is twice what is needed
-Item = TypeVar("Item")
-Output = TypeVar("Output")
 
 
 class ImageFile(NamedTuple):
-    """A labelled image file that has not been read yet; `path` is None for a row of a table."""
+    """A labelled image file that has not been read yet; `path` is None for a row of a table.
+
+    With a path it can be sent to another process, so `open` must be a function that can be pickled.
+    """
 
     name: str
     open: Callable[[], IO[bytes]]
     label: int
     path: Path | None = None
+
+
+def open_path(path: Path) -> IO[bytes]:
+    """Open a file to read its bytes."""
+    return path.open("rb")
 
 
 class Shape(NamedTuple):
@@ -60,16 +60,6 @@ class Shape(NamedTuple):
         # Rounded down, as torchvision and timm do.
         longer = min(int(short_side * long / short), LONGEST * short_side)
         return Shape(longer, short_side) if self.height > self.width else Shape(short_side, longer)
-
-
-def map_in_parallel(
-    function: Callable[[Item], Output], items: Sequence[Item], text: str, show_progress: bool
-) -> list[Output]:
-    """function(item) for all items, in threads: Pillow releases the GIL while it decodes and resizes."""
-    console = Console(stderr=True)
-    with ThreadPoolExecutor(os.cpu_count()) as pool, ignore_large_images():
-        results = pool.map(function, items)
-        return list(track(results, text, len(items), console=console, disable=not show_progress))
 
 
 @contextmanager
@@ -106,7 +96,7 @@ def describe_error(error: Exception, name: str) -> str:
     return "not an image in a known format"
 
 
-def decode_square(file: ImageFile, size: int) -> Tensor | str:
+def decode_square(file: ImageFile, size: int) -> npt.NDArray[np.uint8] | str:
     """(3, size, size) uint8 of an image, or why it cannot be read."""
     try:
         with file.open() as stream, Image.open(stream, formats=FORMATS) as image:
@@ -115,7 +105,7 @@ def decode_square(file: ImageFile, size: int) -> Tensor | str:
         return describe_error(error, file.name)
 
 
-def to_square(image: Image.Image, size: int) -> Tensor:
+def to_square(image: Image.Image, size: int) -> npt.NDArray[np.uint8]:
     """(3, size, size) uint8: rotated according to EXIF, converted to RGB, centre-cropped and resized.
 
     Transparent pixels become white, 16-bit grey keeps its upper 8 bits, and of an animation the first frame
@@ -124,7 +114,7 @@ def to_square(image: Image.Image, size: int) -> Tensor:
     rgb = to_rgb(upright(image))
     if rgb.size != (size, size):
         rgb = ImageOps.fit(rgb, (size, size), Image.Resampling.BICUBIC)
-    return torch.from_numpy(np.array(rgb)).permute(2, 0, 1).contiguous()
+    return channels_first(np.asarray(rgb))
 
 
 def decode_photo(
@@ -154,13 +144,18 @@ def to_shape(image: Image.Image, shape: Shape, filter: Image.Resampling) -> Imag
     return rgb if rgb.size == size else rgb.resize(size, filter)
 
 
-def read_center(image: Image.Image, short_side: int, size: int, interpolation: str) -> Tensor:
+def channels_first(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """(3, height, width) of (height, width, 3), copied."""
+    return pixels.transpose(2, 0, 1).copy()
+
+
+def read_center(image: Image.Image, short_side: int, size: int, interpolation: str) -> npt.NDArray[np.uint8]:
     """(3, size, size) uint8: the centre of a photo as `Photos.square` returns it."""
     shape = displayed_shape(image).resized(short_side)
     image.draft(image.mode, (REDUCING_GAP * shape.width, REDUCING_GAP * shape.height))
-    pixels = torch.from_numpy(np.array(to_shape(image, shape, INTERPOLATIONS[interpolation])))
+    pixels = np.asarray(to_shape(image, shape, INTERPOLATIONS[interpolation]))
     top, left = (round((side - size) / 2) for side in shape)
-    return pixels[top : top + size, left : left + size].permute(2, 0, 1).contiguous()
+    return channels_first(pixels[top : top + size, left : left + size])
 
 
 def upright(image: Image.Image) -> Image.Image:
