@@ -1,11 +1,18 @@
 """Fine-tuning on photos: ours beside timm's train.py, and what limits ours.
 
     python bench/finetune.py --folder path/to/photos --timm-train path/to/train.py --out results/finetune.csv
+    python bench/finetune.py --folder ... --timm-train ... --photo-sides 0 1200 --timm-settings 16+fused
     python bench/finetune.py --folder ... --timm-train ... --parts wall --models tf_efficientnet_lite0
 
 --folder has train/ and test/, each with one folder per class; photos that train.py cannot read, such as WebP,
-are written as JPEGs first, for both sides. train.py is not part of the timm package: take the file from the
-tag of the installed version (https://github.com/huggingface/pytorch-image-models).
+are written as JPEGs first, for both programs. train.py is not part of the timm package: take the file from
+the tag of the installed version (https://github.com/huggingface/pytorch-image-models).
+
+train.py decodes every photo in every epoch and ours once, so the size of the files matters. --photo-sides are
+short sides that the photos are resized to before both read them; 0 leaves them as they are. The decoders and
+train.py are measured for every side. Our training reads decoded photos of one size, whatever the files have,
+so it is measured for the first side only, and so is everything that is compiled, which takes minutes.
+Photos that are enlarged have less detail than real ones of that size, and are decoded faster.
 
 limits    images a second of the decoder, of the augmentation alone, and of the network's step alone
 speed     images a second of training, ours and train.py's with several settings; the best of them counts.
@@ -13,9 +20,11 @@ speed     images a second of training, ours and train.py's with several settings
           same augmentation as ours, which needs less of its loader than its defaults do, and of its speed
           the better of two: over whole epochs, and without the start of each epoch
 wall      seconds of `icmixup compare` with four methods and three seeds, decoding included, beside one run of
-          train.py, multiplied by the number of runs
+          train.py, multiplied by the number of runs; for --wall-sides
 
-The column `seconds` is the time of an epoch, except for wall (a whole command).
+The order is: decoders; ours and train.py, not compiled; train.py on other sides; wall; compiled forms. The
+column `seconds` is the time of an epoch, except for wall (a whole command) and `decode once` (all photos,
+without copies). `photo_side` is the short side of the files in pixels, the median if they differ.
 """
 
 from __future__ import annotations
@@ -27,6 +36,7 @@ import gc
 import importlib.util
 import os
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -47,8 +57,9 @@ from rows import append_row
 from torch import nn
 
 from icmixup.lab.datasets import Dataset
+from icmixup.lab.datasets.folder import list_folder, sample_shapes, typical_side
 from icmixup.lab.images.decode import SUFFIXES
-from icmixup.lab.models import build_model
+from icmixup.lab.models import build_model, preprocessing_of
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.feed import make_feed
 from icmixup.lab.training.loop import RunProgress, Stopped, load_recipe_data, train
@@ -57,8 +68,8 @@ from icmixup.lab.training.run_folder import provenance
 from icmixup.lab.training.step import GraphedEpoch, make_learner, make_step
 
 COLUMNS = (
-    *("bench", "part", "form", "settings", "model", "images", "image_size", "batch_size", "epochs", "runs"),
-    *("images_per_second", "seconds", "device", "torch", "timm", "commit", "date"),
+    *("bench", "part", "form", "settings", "model", "images", "image_size", "photo_side", "batch_size"),
+    *("epochs", "runs", "images_per_second", "seconds", "device", "torch", "timm", "commit", "date"),
 )
 # timm's tagged name: the lab has a resnet50 of its own, for small images.
 MODELS = ("tf_efficientnet_lite0", "resnet50.a1_in1k")
@@ -72,7 +83,8 @@ TIMM_FLAGS = {
     "reduce-overhead": ("--torchcompile", "--torchcompile-mode", "reduce-overhead"),
 }
 TIMM_SUFFIXES = (".png", ".jpg", ".jpeg")
-QUALITY = 90  # of JPEGs, for photos that train.py does not read
+QUALITY = 90  # of JPEGs, for photos that are resized or that train.py does not read
+CHUNK = 16  # photos that a process takes at once
 LOG_INTERVAL = 5  # updates of train.py between two lines
 PREFETCHED = 2  # batches that each process of a DataLoader has ready when an epoch starts
 UPDATE = re.compile(r"Train: (\d+) \[ *(\d+)/(\d+) .*?\(([\d.]+)s, +([\d.]+)/s\).*Data: [\d.]+ \(([\d.]+)\)")
@@ -80,6 +92,15 @@ UPDATE = re.compile(r"Train: (\d+) \[ *(\d+)/(\d+) .*?\(([\d.]+)s, +([\d.]+)/s\)
 FLOPS_PER_SECOND, BYTES_PER_SECOND = 989e12, 4.8e12
 
 Row = dict[str, object]
+
+
+class PhotoFolder(NamedTuple):
+    """The photos at one size, as both programs read them."""
+
+    side: int  # of --photo-sides
+    short_side: int  # of the files, in pixels
+    folder: Path
+    copies: Path  # links to them, --copies of each training photo
 
 
 class Bench(NamedTuple):
@@ -99,6 +120,7 @@ class Bench(NamedTuple):
         speed, seconds = row.get("images_per_second"), row.get("seconds")
         print(
             f"{row['part']:7} {row.get('model') or '':22} {row['form']:14} {row.get('settings') or '':24}"
+            f" {row['photo_side']:5} px"
             + (f" {speed:9,.0f} images/s" if isinstance(speed, float) else "")
             + (f" {seconds:8.2f} s" if isinstance(seconds, float) else ""),
             flush=True,
@@ -134,23 +156,52 @@ def list_photos(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
 
 
-def as_jpegs(folder: Path, target: Path) -> Path:
-    """The folder itself if train.py reads all its photos; else copies of them as JPEGs, for both sides."""
+def as_jpegs(folder: Path, target: Path, side: int = 0, limit: float | None = None) -> Path:
+    """The photos as JPEGs with the given short side, for both programs.
+
+    That is the folder itself if the side is 0 and train.py reads all its photos.
+    """
     paths = [path for part in ("train", "test") for path in list_photos(folder / part)]
-    if all(path.suffix.lower() in TIMM_SUFFIXES for path in paths):
+    if not side and all(path.suffix.lower() in TIMM_SUFFIXES for path in paths):
         return folder
     copies = [(target / path.relative_to(folder)).with_suffix(".jpg") for path in paths]
     for parent in {copy.parent for copy in copies}:
         parent.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(count_cores(), mp_context=get_context("fork")) as pool:
-        list(pool.map(write_jpeg, paths, copies, chunksize=16))
-    print(f"# {len(copies)} photos written as JPEGs of quality {QUALITY}: train.py reads no other formats")
+    with process_pool() as pool:
+        sides = [side] * len(paths)
+        list(pool.map(write_jpeg, paths, copies, sides, chunksize=CHUNK, timeout=limit))
+    size = f"with a short side of {side} pixels" if side else "in their size"
+    print(f"# {len(copies)} photos written as JPEGs of quality {QUALITY}, {size}", flush=True)
     return target
 
 
-def write_jpeg(source: Path, target: Path) -> None:
+def process_pool() -> ProcessPoolExecutor:
+    """One process per core. They fork: all are used before CUDA is."""
+    return ProcessPoolExecutor(count_cores(), mp_context=get_context("fork"))
+
+
+def write_jpeg(source: Path, target: Path, side: int) -> None:
     with Image.open(source) as image:
-        image.convert("RGB").save(target, quality=QUALITY)
+        rgb = image.convert("RGB")
+    if side:
+        scale = side / min(rgb.size)
+        width, height = (round(scale * length) for length in rgb.size)
+        rgb = rgb.resize((width, height), Image.Resampling.BICUBIC)
+    rgb.save(target, quality=QUALITY)
+
+
+def prepare_photos(bench: Bench, side: int) -> PhotoFolder:
+    """The photos with the given short side, and links to them."""
+    args = bench.args
+    folder = as_jpegs(args.folder, bench.scratch / f"jpegs-{side}", side, args.limit)
+    copies = link_copies(folder, bench.scratch / f"photos-{side}", args.copies)
+    return PhotoFolder(side, side or median_side(folder), folder, copies)
+
+
+def median_side(folder: Path) -> int:
+    """The median short side of the photos in pixels, from headers."""
+    listed = list_folder(folder)
+    return typical_side(sample_shapes([*listed.train, *listed.test]))
 
 
 def link_copies(folder: Path, target: Path, copies: int) -> Path:
@@ -183,17 +234,24 @@ def make_recipe(args: argparse.Namespace, model: str, folder: Path, form: str = 
     )
 
 
-def load_data(bench: Bench, folder: Path) -> Dataset:
-    """The photos, decoded once into a new cache; a row says how fast."""
-    recipe = make_recipe(bench.args, bench.args.models[0], folder)
+def measure_decoding(bench: Bench, photos: PhotoFolder) -> None:
+    """Our decoding of all photos into a new cache, which is deleted."""
+    recipe = make_recipe(bench.args, bench.args.models[0], photos.folder)
+    cache = bench.scratch / f"decoded-{photos.side}"
+    preprocessing_of(recipe.model, recipe.weights)  # imports timm, which takes seconds
     started = time.perf_counter()
-    data = load_recipe_data(recipe, bench.scratch / "data")
+    data = load_recipe_data(recipe, cache)
     seconds = time.perf_counter() - started
     count = len(data.train) + len(data.test)
+    shutil.rmtree(cache, ignore_errors=True)
     bench.write(
-        part="limits", form="decode once", images=count, images_per_second=count / seconds, seconds=seconds
+        part="limits",
+        form="decode once",
+        photo_side=photos.short_side,
+        images=count,
+        images_per_second=count / seconds,
+        seconds=seconds,
     )
-    return data.to(bench.device)
 
 
 def decode_photo(path: Path) -> None:
@@ -201,17 +259,18 @@ def decode_photo(path: Path) -> None:
         image.convert("RGB")
 
 
-def measure_decoder(bench: Bench, folder: Path) -> None:
-    """Pillow alone in one process per core, every photo to RGB bytes. They fork: CUDA is not in use yet."""
-    paths, cores = list_photos(folder / "train"), count_cores()
-    with ProcessPoolExecutor(cores, mp_context=get_context("fork")) as pool:
-        list(pool.map(decode_photo, paths[: 8 * cores]))  # all processes have started
+def measure_decoder(bench: Bench, photos: PhotoFolder) -> None:
+    """Pillow alone in one process per core, every photo to RGB bytes."""
+    paths, cores = list_photos(photos.copies / "train"), count_cores()
+    with process_pool() as pool:
+        list(pool.map(decode_photo, paths[: 8 * cores], timeout=bench.args.limit))  # all have started
         started = time.perf_counter()
-        list(pool.map(decode_photo, paths, chunksize=16))
+        list(pool.map(decode_photo, paths, chunksize=CHUNK, timeout=bench.args.limit))
         seconds = time.perf_counter() - started
     bench.write(
         part="limits",
         form="Pillow",
+        photo_side=photos.short_side,
         settings=f"{cores} processes",
         images=len(paths),
         images_per_second=len(paths) / seconds,
@@ -240,7 +299,7 @@ def repeat(run: Callable[[int], None], seconds: float, device: torch.device) -> 
     return (time.perf_counter() - started) / number
 
 
-def measure_augmentation(bench: Bench, data: Dataset) -> None:
+def measure_augmentation(bench: Bench, data: Dataset, photos: PhotoFolder) -> None:
     """The batches of an epoch without a network."""
     feed = make_feed(make_recipe(bench.args, bench.args.models[0], Path(".")), data.train)
 
@@ -253,13 +312,14 @@ def measure_augmentation(bench: Bench, data: Dataset) -> None:
     bench.write(
         part="limits",
         form="augmentation",
+        photo_side=photos.short_side,
         images=feed.count,
         images_per_second=feed.count / seconds,
         seconds=seconds,
     )
 
 
-def measure_network(bench: Bench, data: Dataset, model: str, form: str) -> None:
+def measure_network(bench: Bench, data: Dataset, photos: PhotoFolder, model: str, form: str) -> None:
     """The same steps on one fixed batch: captured on a GPU, eager elsewhere."""
     recipe = make_recipe(bench.args, model, Path("."), form)
     feed = make_feed(recipe, data.train)
@@ -282,6 +342,7 @@ def measure_network(bench: Bench, data: Dataset, model: str, form: str) -> None:
     bench.write(
         part="limits",
         form=f"network, {form}",
+        photo_side=photos.short_side,
         model=model,
         images=feed.count,
         images_per_second=feed.count / seconds,
@@ -321,7 +382,7 @@ def count_work(model: str, image_size: int, classes: int = 50) -> Work:
     return Work(3 * counter.get_total_flops(), traffic)
 
 
-def measure_ours(bench: Bench, data: Dataset, model: str, form: str) -> None:
+def measure_ours(bench: Bench, data: Dataset, photos: PhotoFolder, model: str, form: str) -> None:
     """Training as `icmixup train` does it, without evaluations; the first epoch is not counted."""
     recipe = make_recipe(bench.args, model, Path("photos"), form)
     reports: list[tuple[float, float]] = []  # seconds, and epochs done by then
@@ -341,6 +402,7 @@ def measure_ours(bench: Bench, data: Dataset, model: str, form: str) -> None:
     bench.write(
         part="speed",
         form=f"ours, {form}",
+        photo_side=photos.short_side,
         model=model,
         images=len(data.train),
         epochs=int(last),
@@ -381,7 +443,6 @@ def run_process(command: Sequence[str], args: argparse.Namespace, folder: Path) 
     """Run a command, keep its output in --log, and raise an error with its last lines if it fails."""
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    environment.pop("ICMIXUP_CACHE", None)  # photos are decoded again
     started = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, *command],
@@ -471,18 +532,19 @@ def training_speed(updates: Sequence[Update], batch_size: int, workers: int) -> 
     return max(whole, images / seconds) if seconds else whole
 
 
-def measure_timm(bench: Bench, folder: Path, model: str, setting: str) -> None:
-    args, out = bench.args, bench.scratch / f"timm-{model}-{setting}"
-    command = timm_command(args, model, folder, out, setting)
+def measure_timm(bench: Bench, photos: PhotoFolder, model: str, setting: str) -> None:
+    args, out = bench.args, bench.scratch / f"timm-{model}-{setting}-{photos.side}"
+    command = timm_command(args, model, photos.copies, out, setting)
     # Without a test set, it looks for the loss instead of the accuracy.
     command += ["--epochs", str(args.speed_epochs), "--val-split", "", "--eval-metric", "loss"]
     finished = run_process(command, args, out)
     speed = training_speed(finished.updates, args.batch_size, parse_setting(setting)[0])
-    images, last = len(list_photos(folder / "train")), finished.updates[-1]
+    images, last = len(list_photos(photos.copies / "train")), finished.updates[-1]
     print(f"# train.py waits for its loader in {100 * last.waiting / last.seconds:.0f} % of its last epoch")
     bench.write(
         part="speed",
         form="train.py",
+        photo_side=photos.short_side,
         settings=setting,
         model=model,
         images=images,
@@ -498,12 +560,12 @@ def weights_of(args: argparse.Namespace, model: str) -> Path | None:
     return Path(found[model]) if model in found else None
 
 
-def measure_timm_run(bench: Bench, model: str) -> None:
-    """One run of train.py on the photos as they are, from its start to its end."""
+def measure_timm_run(bench: Bench, photos: PhotoFolder, model: str) -> None:
+    """One run of train.py on the photos without copies, from its start to its end."""
     args = bench.args
-    setting = best_setting(bench.rows, model, args.timm_settings)
-    out = bench.scratch / f"timm-run-{model}"
-    command = timm_command(args, model, args.folder, out, setting)
+    setting = best_setting(bench.rows, model, args.timm_settings, photos.short_side)
+    out = bench.scratch / f"timm-run-{model}-{photos.side}"
+    command = timm_command(args, model, photos.folder, out, setting)
     command += ["--epochs", str(args.epochs), "--val-split", "test", "--val-interval", str(args.epochs)]
     if weights := weights_of(args, model):
         command += ["--pretrained", "--pretrained-path", str(weights)]
@@ -511,31 +573,29 @@ def measure_timm_run(bench: Bench, model: str) -> None:
     bench.write(
         part="wall",
         form="train.py",
+        photo_side=photos.short_side,
         settings=setting,
         model=model,
-        images=len(list_photos(args.folder / "train")),
+        images=len(list_photos(photos.folder / "train")),
         epochs=args.epochs,
         runs=1,
         seconds=finished.seconds,
     )
 
 
-def best_setting(rows: Sequence[Row], model: str, settings: Sequence[str]) -> str:
+def best_setting(rows: Sequence[Row], model: str, settings: Sequence[str], photo_side: int) -> str:
     """The fastest setting that compiles nothing, which does not pay in a short run; else the first."""
     plain = [setting for setting in settings if not is_compiled(setting)] or list(settings)
-    speeds = {
-        str(row["settings"]): row["images_per_second"]
-        for row in rows
-        if row["part"] == "speed" and row["form"] == "train.py" and row["model"] == model
-    }
+    found = find_rows(rows, "speed", model, "train.py", photo_side)
+    speeds = {str(row["settings"]): speed_of(row) for row in found}
     return max(plain, key=lambda setting: speeds.get(setting, 0.0))
 
 
-def measure_compare(bench: Bench, model: str, workers: int) -> None:
+def measure_compare(bench: Bench, photos: PhotoFolder, model: str, workers: int) -> None:
     """`icmixup compare` from its start to its end, with a new cache: decoding is included."""
-    args, out = bench.args, bench.scratch / f"compare-{model}-{workers}"
+    args, out = bench.args, bench.scratch / f"compare-{model}-{workers}-{photos.side}"
     command = [
-        *("-m", "icmixup", "compare", str(args.folder), "--recipe", "finetune", "--model", model),
+        *("-m", "icmixup", "compare", str(photos.folder), "--recipe", "finetune", "--model", model),
         *("--methods", *args.methods, "--seeds", str(args.seeds), "--epochs", str(args.epochs)),
         *("--batch-size", str(args.batch_size), "--image-size", str(args.image_size)),
         *("--eval-every", str(args.epochs), "--device", args.device, "--workers", str(workers)),
@@ -547,49 +607,72 @@ def measure_compare(bench: Bench, model: str, workers: int) -> None:
     bench.write(
         part="wall",
         form="compare",
+        photo_side=photos.short_side,
         settings=f"{workers} at once",
         model=model,
-        images=len(list_photos(args.folder / "train")),
+        images=len(list_photos(photos.folder / "train")),
         epochs=args.epochs,
         runs=len(args.methods) * args.seeds,
         seconds=finished.seconds,
     )
 
 
-def find_rows(rows: Sequence[Row], part: str, model: str | None, form: str) -> list[Row]:
+def find_rows(
+    rows: Sequence[Row], part: str, model: str | None, form: str, photo_side: int | None = None
+) -> list[Row]:
+    """The rows of a form, which may be the start of its name; of all sizes of photos if none is given."""
     return [
         row
         for row in rows
-        if row["part"] == part and row.get("model") == model and str(row["form"]).startswith(form)
+        if row["part"] == part
+        and row.get("model") == model
+        and str(row["form"]).startswith(form)
+        and photo_side in (None, row["photo_side"])
     ]
 
 
-def fastest(rows: Sequence[Row], part: str, model: str | None, form: str) -> Row | None:
-    found = find_rows(rows, part, model, form)
-    return max(found, key=lambda row: float(str(row["images_per_second"])), default=None)
+def fastest(rows: Sequence[Row]) -> Row | None:
+    return max(rows, key=speed_of, default=None)
 
 
 def speed_of(row: Row) -> float:
     return float(str(row["images_per_second"]))
 
 
-def print_speed(rows: Sequence[Row], model: str) -> None:
-    """The ratio of the best forms of both."""
-    ours, theirs = fastest(rows, "speed", model, "ours"), fastest(rows, "speed", model, "train.py")
-    if ours is not None and theirs is not None:
+def sides_of(rows: Sequence[Row]) -> list[int]:
+    """The sizes of photos in the rows, in the order in which they were measured."""
+    return list(dict.fromkeys(int(str(row["photo_side"])) for row in rows))
+
+
+def print_decoding(rows: Sequence[Row]) -> None:
+    for row in find_rows(rows, "limits", None, "decode once"):
         print(
-            f"{model}: {speed_of(ours) / speed_of(theirs):.2f} times train.py "
-            f"({ours['form']} {speed_of(ours):,.0f} images/s, train.py {theirs['settings']} "
-            f"{speed_of(theirs):,.0f}); target 2"
+            f"photos of {row['photo_side']} pixels: our decoding takes {row['seconds']:.1f} s, once, for "
+            f"{row['images']} photos"
         )
+
+
+def print_speed(rows: Sequence[Row], model: str) -> None:
+    """The ratio of the best forms of both, for every size of photos; ours is measured with one of them."""
+    ours = find_rows(rows, "speed", model, "ours")
+    for side in sides_of(find_rows(rows, "speed", model, "train.py")):
+        # train.py is compiled where ours was measured: elsewhere, neither counts compiled.
+        comparable = [row for row in ours if row["photo_side"] == side or row["form"] == "ours, graph"]
+        best, theirs = fastest(comparable), fastest(find_rows(rows, "speed", model, "train.py", side))
+        if best is not None and theirs is not None:
+            print(
+                f"{model}, photos of {side} pixels: {speed_of(best) / speed_of(theirs):.2f} times train.py "
+                f"({best['form']} {speed_of(best):,.0f} images/s, train.py {theirs['settings']} "
+                f"{speed_of(theirs):,.0f}); target 2"
+            )
 
 
 def print_limits(rows: Sequence[Row], model: str, image_size: int) -> None:
     """How far training is from its parts alone, and from the GPU on paper."""
     for form in FORMS:
-        ours = fastest(rows, "speed", model, f"ours, {form}")
-        network = fastest(rows, "limits", model, f"network, {form}")
-        augmentation = fastest(rows, "limits", None, "augmentation")
+        ours = fastest(find_rows(rows, "speed", model, f"ours, {form}"))
+        network = fastest(find_rows(rows, "limits", model, f"network, {form}"))
+        augmentation = fastest(find_rows(rows, "limits", None, "augmentation"))
         if network is None:
             continue
         work = count_work(model, image_size)
@@ -612,8 +695,8 @@ def print_limits(rows: Sequence[Row], model: str, image_size: int) -> None:
 
 def print_wall(rows: Sequence[Row], model: str) -> None:
     """The ratio in time; train.py's is that of one run, multiplied."""
-    single = find_rows(rows, "wall", model, "train.py")
     for row in find_rows(rows, "wall", model, "compare"):
+        single = find_rows(rows, "wall", model, "train.py", int(str(row["photo_side"])))
         if single:
             one, ours, runs = (
                 float(str(single[0]["seconds"])),
@@ -621,9 +704,10 @@ def print_wall(rows: Sequence[Row], model: str) -> None:
                 int(str(row["runs"])),
             )
             print(
-                f"{model}: compare, {row['settings']}, takes {ours:.1f} s for {runs} runs of {row['epochs']} "
-                f"epochs with decoding; train.py {runs * one:.1f} s, which is ONE measured run of {one:.1f} "
-                f"s times {runs}: {runs * one / ours:.2f} times as long; target 4"
+                f"{model}, photos of {row['photo_side']} pixels: compare, {row['settings']}, takes "
+                f"{ours:.1f} s for {runs} runs of {row['epochs']} epochs with decoding; train.py "
+                f"{runs * one:.1f} s, which is ONE measured run of {one:.1f} s times {runs}: "
+                f"{runs * one / ours:.2f} times as long; target 4"
             )
 
 
@@ -640,6 +724,17 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS), help="of our step")
     parser.add_argument(
         "--timm-settings", nargs="+", default=list(settings), metavar="SETTING", help="such as 16+fused"
+    )
+    parser.add_argument(
+        "--photo-sides",
+        type=int,
+        nargs="+",
+        default=[0],
+        metavar="PIXELS",
+        help="short sides that the photos are resized to; 0: as they are",
+    )
+    parser.add_argument(
+        "--wall-sides", type=int, nargs="+", metavar="PIXELS", help="of --photo-sides; default: the last"
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--image-size", type=int, default=224)
@@ -678,9 +773,20 @@ def check_args(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Non
         parser.error("timm is not installed")
     for setting in args.timm_settings:
         parse_setting(setting)
+    check_sides(parser, args)
     for text in args.weights:
         if "=" not in text or not Path(text.split("=", 1)[1]).is_file():
             parser.error(f"--weights are MODEL=FILE, for example {MODELS[0]}=model.safetensors, got {text!r}")
+
+
+def check_sides(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    args.wall_sides = args.wall_sides or args.photo_sides[-1:]
+    if min(args.photo_sides) < 0:
+        parser.error(
+            f"--photo-sides must be pixels, or 0 for photos as they are, got {min(args.photo_sides)}"
+        )
+    if unknown := {*args.wall_sides} - {*args.photo_sides}:
+        parser.error(f"--wall-sides must be among --photo-sides {args.photo_sides}, got {min(unknown)}")
 
 
 def is_compiled(setting: str) -> bool:
@@ -688,47 +794,86 @@ def is_compiled(setting: str) -> bool:
     return bool({"compile", "reduce-overhead"} & {*setting.split("+")})
 
 
-def measure_photos(bench: Bench, folder: Path) -> Dataset:
-    """The decoder and the augmentation; returns the photos."""
-    limits = "limits" in bench.args.parts
-    if limits:
-        with attempt("Pillow"):
-            measure_decoder(bench, folder)
-    data = load_data(bench, folder)
-    if limits:
-        with attempt("augmentation"):
-            measure_augmentation(bench, data)
-    return data
+def trains(args: argparse.Namespace) -> bool:
+    """Whether parts are measured that train on copies of the photos."""
+    return bool({"limits", "speed"} & {*args.parts})
 
 
-def measure_training(bench: Bench, data: Dataset, folder: Path, *, compiled: bool) -> None:
-    """Network alone, ours and train.py, of all models: without or with compilation."""
+def prepare_sides(bench: Bench) -> list[PhotoFolder]:
+    """The photos in all sizes that are needed, without those that fail."""
+    found, args = [], bench.args
+    for side in dict.fromkeys(args.photo_sides if trains(args) else args.wall_sides):
+        with attempt(f"photos, --photo-sides {side}"):
+            found.append(prepare_photos(bench, side))
+    return found
+
+
+def measure_photos(bench: Bench, sides: Sequence[PhotoFolder]) -> None:
+    """The decoders, for all sizes of photos."""
+    for photos in sides:
+        if "limits" in bench.args.parts:
+            with attempt(f"Pillow, {photos.short_side} pixels"):
+                measure_decoder(bench, photos)
+        with attempt(f"our decoding, {photos.short_side} pixels"):
+            measure_decoding(bench, photos)
+
+
+def load_copies(bench: Bench, photos: PhotoFolder) -> Dataset | None:
+    """Copies of the photos, to train on; None if they cannot be read."""
+    with attempt(f"copies of the photos, {photos.short_side} pixels"):
+        recipe = make_recipe(bench.args, bench.args.models[0], photos.copies)
+        return load_recipe_data(recipe, bench.scratch / "data").to(bench.device)
+    return None
+
+
+def measure_training(bench: Bench, data: Dataset, photos: PhotoFolder, *, compiled: bool) -> None:
+    """Ours, train.py and the network alone, of all models: without or with compilation."""
     args, form = bench.args, "compiled" if compiled else "graph"
     for model in args.models:
-        if form in args.forms and "limits" in args.parts:
-            with attempt(f"network alone, {form}, {model}"):
-                measure_network(bench, data, model, form)
         if form in args.forms and "speed" in args.parts:
             with attempt(f"ours, {form}, {model}"):
-                measure_ours(bench, data, model, form)
-        for setting in args.timm_settings if "speed" in args.parts else ():
-            if is_compiled(setting) == compiled:
-                with attempt(f"train.py, {setting}, {model}"):
-                    measure_timm(bench, folder, model, setting)
+                measure_ours(bench, data, photos, model, form)
+        measure_timm_settings(bench, photos, model, compiled=compiled)
+        if form in args.forms and "limits" in args.parts:
+            with attempt(f"network alone, {form}, {model}"):
+                measure_network(bench, data, photos, model, form)
     print_summary(bench)
 
 
-def measure_wall(bench: Bench) -> None:
-    for model in bench.args.models:
-        for workers in bench.args.workers:
-            with attempt(f"compare, {workers} at once, {model}"):
-                measure_compare(bench, model, workers)
-        with attempt(f"one run of train.py, {model}"):
-            measure_timm_run(bench, model)
+def measure_timm_settings(bench: Bench, photos: PhotoFolder, model: str, *, compiled: bool) -> None:
+    """train.py with those of its settings that compile the network, or with the others."""
+    for setting in bench.args.timm_settings if "speed" in bench.args.parts else ():
+        if is_compiled(setting) == compiled:
+            with attempt(f"train.py, {setting}, {model}, {photos.short_side} pixels"):
+                measure_timm(bench, photos, model, setting)
+
+
+def measure_other_sides(bench: Bench, sides: Sequence[PhotoFolder]) -> None:
+    """train.py, not compiled, on the sizes of photos after the first."""
+    if not sides:
+        return
+    print(
+        "# ours is not measured again: its training does not depend on the size of the files, only decoding"
+    )
+    for photos in sides:
+        for model in bench.args.models:
+            measure_timm_settings(bench, photos, model, compiled=False)
+    print_summary(bench)
+
+
+def measure_wall(bench: Bench, sides: Sequence[PhotoFolder]) -> None:
+    for photos in sides:
+        for model in bench.args.models:
+            for workers in bench.args.workers:
+                with attempt(f"compare, {workers} at once, {model}, {photos.short_side} pixels"):
+                    measure_compare(bench, photos, model, workers)
+            with attempt(f"one run of train.py, {model}, {photos.short_side} pixels"):
+                measure_timm_run(bench, photos, model)
     print_summary(bench)
 
 
 def print_summary(bench: Bench) -> None:
+    print_decoding(bench.rows)
     for model in bench.args.models:
         print_speed(bench.rows, model)
         print_wall(bench.rows, model)
@@ -736,22 +881,34 @@ def print_summary(bench: Bench) -> None:
             print_limits(bench.rows, model, bench.args.image_size)
 
 
+def measure_all(bench: Bench, sides: Sequence[PhotoFolder]) -> None:
+    """All parts, those that are cheap or matter most first; compilation takes long, so it comes last."""
+    args, first, data = bench.args, sides[0], None
+    if trains(args):
+        measure_photos(bench, sides)
+        data = load_copies(bench, first)
+    if data is not None:
+        if "limits" in args.parts:
+            with attempt("augmentation"):
+                measure_augmentation(bench, data, first)
+        measure_training(bench, data, first, compiled=False)
+        if "speed" in args.parts:
+            measure_other_sides(bench, sides[1:])
+    if "wall" in args.parts:
+        measure_wall(bench, [photos for photos in sides if photos.side in args.wall_sides])
+    if data is not None and ("compiled" in args.forms or any(map(is_compiled, args.timm_settings))):
+        measure_training(bench, data, first, compiled=True)
+
+
 def main() -> None:
     args = parse_args()
+    os.environ.pop("ICMIXUP_CACHE", None)  # photos are decoded again
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
-        bench, data = Bench(args, torch.device(args.device), Path(name), []), None
-        folder = bench.scratch / "photos"
-        args.folder = as_jpegs(args.folder, bench.scratch / "jpegs")
-        if {"limits", "speed"} & {*args.parts}:
-            with attempt("photos"):
-                data = measure_photos(bench, link_copies(args.folder, folder, args.copies))
-        # Compilation takes long, so it comes last.
-        if data is not None:
-            measure_training(bench, data, folder, compiled=False)
-        if "wall" in args.parts:
-            measure_wall(bench)
-        if data is not None and ("compiled" in args.forms or any(map(is_compiled, args.timm_settings))):
-            measure_training(bench, data, folder, compiled=True)
+        bench = Bench(args, torch.device(args.device), Path(name), [])
+        sides = prepare_sides(bench)
+        if not sides:
+            raise SystemExit("no photos could be prepared")
+        measure_all(bench, sides)
 
 
 if __name__ == "__main__":
