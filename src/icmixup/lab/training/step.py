@@ -33,7 +33,7 @@ WARM_UP_STEPS = 3  # before a capture: cuDNN selects algorithms, autograd and th
 # At a batch of 128 many kernels are small: combining them in one launch, overlapping launches and autotuned
 # tiles make them cheaper (docs/log.md). Options that the installed torch does not know are left out.
 COMPILE_OPTIONS = {"combo_kernels": True, "max_autotune_pointwise": True, "triton.enable_pdl": True}
-BENCHMARK_LIMIT = 10  # algorithms of cuDNN that are tried for a convolution
+BENCHMARK_LIMIT = 3  # algorithms of cuDNN that are tried for a convolution
 PREPARING = threading.Lock()  # only one thread compiles and captures, or evaluates
 # The steps of all runs are captured in one thread: cuDNN benchmarks its algorithms for each thread anew.
 CAPTURE_THREAD = ThreadPoolExecutor(1, thread_name_prefix="capture")
