@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,9 @@ from icmixup.distributed import Ranks, _GatherRows
 from icmixup.lab.datasets import Dataset, Photos, Split
 from icmixup.lab.datasets import photos as photos_module
 from icmixup.lab.datasets.photos import Store
+from icmixup.lab.models import MODELS, build_model
 from icmixup.lab.sweep import run_recipes
+from icmixup.lab.training.evaluate import split_scores
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.feed import make_feed
 from icmixup.lab.training.loop import Session
@@ -181,6 +184,30 @@ def test_a_head_on_features_is_captured_too(tmp_path):
     torch.testing.assert_close(captured, eager, rtol=2e-4, atol=2e-4)
 
 
+def test_steps_are_captured_and_runs_evaluated_in_one_thread(tmp_path, monkeypatch):
+    """cuDNN plans convolutions for each thread anew."""
+    threads = set()
+
+    def build(num_classes, channels):
+        model = MODELS["small-cnn"](num_classes, channels)
+        model.register_forward_pre_hook(lambda *_: threads.add(threading.current_thread().name))
+        return model
+
+    monkeypatch.setitem(MODELS, "watched", build)
+    common = Recipe(dataset="digits", model="watched", lr=0.01, epochs=2, eval_every=1)
+    recipes = [replace(common, seed=seed) for seed in range(3)]
+    run_recipes(recipes, Execution(out=tmp_path, data_dir=tmp_path, device="cuda", workers=3))
+    assert len(threads) == 1
+
+
+@pytest.mark.parametrize("batch_size", [150, 64])
+def test_scores_on_a_gpu_do_not_depend_on_the_size_of_batches(batch_size, data):
+    model = build_model("small-cnn", C, seed=0).to("cuda")
+    whole = split_scores(model, data.test, data.mean, data.std, batch_size=150, autocast_dtype=None)
+    scores = split_scores(model, data.test, data.mean, data.std, batch_size=batch_size, autocast_dtype=None)
+    torch.testing.assert_close(scores, whole, rtol=1e-4, atol=1e-4)
+
+
 def test_steps_of_two_epochs_draw_differently(data, tmp_path):
     losses = epoch_losses(data, tmp_path, epochs=2, method="ic-mixup", lr=1e-12, rotation=0.0, padding=0)
     assert (losses[0] != losses[1]).all()
@@ -198,6 +225,11 @@ def test_rows_gathered_over_nccl_are_the_rows_and_so_are_their_gradients(tmp_pat
         dist.destroy_process_group()
     torch.testing.assert_close(gathered, rows)
     torch.testing.assert_close(rows.grad, torch.arange(15.0, device="cuda").view(5, 3))
+
+
+def test_image_tensors_are_cropped_at_random_on_a_gpu(data, tmp_path):
+    losses = epoch_losses(data, tmp_path, method="erm", lr=0.01, random_resized_crop=0.2)
+    assert losses.isfinite().all()
 
 
 # Photos

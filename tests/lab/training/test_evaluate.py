@@ -16,6 +16,7 @@ from icmixup.lab.training.evaluate import (
     calibration_error,
     cross_fit_temperature,
     evaluate,
+    fill_up,
     split_scores,
     two_folds,
 )
@@ -204,6 +205,14 @@ def test_scores_of_a_split_equal_those_of_one_forward_in_evaluation_mode() -> No
     expected = model(normalise(split.images, torch.tensor(MEAN), torch.tensor(STD)))
     torch.testing.assert_close(scores, expected)
     assert not scores.requires_grad
+
+
+def test_images_that_fill_up_a_batch_change_no_scores() -> None:
+    model, inputs = build_model("small-cnn", 4, seed=0).eval(), torch.randn(3, 3, 16, 16)
+    filled = fill_up(inputs, 8)
+    assert filled.shape == (8, 3, 16, 16)
+    torch.testing.assert_close(model(filled)[:3], model(inputs))
+    assert torch.equal(fill_up(inputs, 3), inputs)
 
 
 def test_scoring_changes_neither_modes_nor_statistics() -> None:

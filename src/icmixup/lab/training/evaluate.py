@@ -226,16 +226,27 @@ def split_scores(
     mean = torch.as_tensor(mean, dtype=torch.float32, device=device)
     std = torch.as_tensor(std, dtype=torch.float32, device=device)
     autocast = torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None)
-    blocks = []
+    blocks: list[Tensor] = []
     with evaluation_mode(model), torch.inference_mode(), autocast:
         side = split.images.shape[-1] if split.images.dim() == 4 else 1
-        for images in split.blocks(batch_size or test_batch_size(side, device)):
+        size = batch_size or test_batch_size(side, device)
+        for images in split.blocks(size):
             images = images.to(device)
             # Features and other floats stay as they are; a network may change its inputs in place.
             inputs = normalise(images, mean, std) if images.dtype == torch.uint8 else images.clone()
-            blocks.append(model(inputs).float())
+            if device.type == "cuda" and blocks:
+                inputs = fill_up(inputs, size)
+            blocks.append(model(inputs)[: len(images)].float())
     # Copied once at the end, to avoid a synchronisation after each block.
     return torch.cat(blocks).cpu()
+
+
+def fill_up(inputs: Tensor, size: int) -> Tensor:
+    """(size, ...): the inputs, followed by zeros, so that all batches have the shape of the first.
+
+    cuDNN plans its convolutions for every new shape, which takes seconds.
+    """
+    return torch.cat([inputs, inputs.new_zeros(size - len(inputs), *inputs.shape[1:])])
 
 
 def test_batch_size(side: int, device: torch.device) -> int:

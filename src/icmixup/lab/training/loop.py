@@ -48,6 +48,7 @@ from icmixup.lab.training.step import (
     Epoch,
     GraphedEpoch,
     Learner,
+    in_gpu_thread,
     make_learner,
     make_step,
 )
@@ -285,15 +286,19 @@ class Session:
     def predict(self) -> Predictions:
         """The scores of all test images with the current weights."""
         with PREPARING:  # evaluating a new shape must not fall into another thread's capture
-            scores = split_scores(
-                self.learner.tested,
-                self.data.test,
-                self.data.mean,
-                self.data.std,
-                autocast_dtype=autocast_dtype(self.recipe, self.learner.device),
-            )
+            scores = in_gpu_thread(self.scores, self.learner.device)
         test = self.data.test
         return make_predictions(scores, test.labels, test.file_names, self.data.class_names)
+
+    def scores(self) -> Tensor:
+        """(N, C) scores of the test images."""
+        return split_scores(
+            self.learner.tested,
+            self.data.test,
+            self.data.mean,
+            self.data.std,
+            autocast_dtype=autocast_dtype(self.recipe, self.learner.device),
+        )
 
     def finish(self, concurrent: int) -> Row:
         """Write predictions, then the result that is computed from them, and return it."""

@@ -571,6 +571,7 @@ FINETUNE = Recipe(
     optimizer="adamw",
     epochs=20,
     min_steps=1000,
+    drop_last=True,
     lr=2e-4,
     lr_batch=128,
     weight_decay=0.05,

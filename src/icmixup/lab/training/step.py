@@ -35,8 +35,9 @@ WARM_UP_STEPS = 3  # before a capture: cuDNN selects algorithms, autograd and th
 COMPILE_OPTIONS = {"combo_kernels": True, "max_autotune_pointwise": True, "triton.enable_pdl": True}
 BENCHMARK_LIMIT = 3  # algorithms of cuDNN that are tried for a convolution
 PREPARING = threading.Lock()  # only one thread compiles and captures, or evaluates
-# The steps of all runs are captured in one thread: cuDNN benchmarks its algorithms for each thread anew.
-CAPTURE_THREAD = ThreadPoolExecutor(1, thread_name_prefix="capture")
+# The steps of all runs are captured, and all runs evaluated, in one thread: cuDNN plans convolutions for each
+# thread and shape anew, which takes up to half a minute for a network with depthwise ones.
+GPU_THREAD = ThreadPoolExecutor(1, thread_name_prefix="gpu")
 Result = TypeVar("Result")
 
 
@@ -258,7 +259,9 @@ class GraphedEpoch:
         whole, rest = divmod(len(epoch.labels), epoch.batch_size)
         sizes = [epoch.batch_size] * (whole > 0) + [rest] * (rest > 0)
         with PREPARING, cudnn_benchmark():
-            graphs = in_capture_thread(lambda: [self.capture(learner, step, size) for size in sizes])
+            graphs = in_gpu_thread(
+                lambda: [self.capture(learner, step, size) for size in sizes], learner.device
+            )
         self.graphs = graphs[:1] * whole + graphs[-1:] * (rest > 0)
 
     def capture(self, learner: Learner, step: Step, size: int) -> torch.cuda.CUDAGraph:
@@ -289,15 +292,17 @@ class GraphedEpoch:
         return self.losses
 
 
-def in_capture_thread(run: Callable[[], Result]) -> Result:
-    """run() in CAPTURE_THREAD, on the stream of this thread."""
-    stream = torch.cuda.current_stream()
+def in_gpu_thread(run: Callable[[], Result], device: torch.device) -> Result:
+    """run() in GPU_THREAD, on the stream of this thread; on a CPU, in this thread."""
+    if device.type != "cuda":
+        return run()
+    stream = torch.cuda.current_stream(device)
 
     def run_on_stream() -> Result:
         with torch.cuda.stream(stream):
             return run()
 
-    return CAPTURE_THREAD.submit(run_on_stream).result()
+    return GPU_THREAD.submit(run_on_stream).result()
 
 
 def capture(run: Callable[[], None], changed: list[Tensor], learner: Learner) -> torch.cuda.CUDAGraph:
