@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from torch import Tensor
 
+from icmixup.lab import datasets as datasets_module
 from icmixup.lab.datasets import (
     DATASETS,
     DataSpec,
@@ -197,6 +199,23 @@ def test_digits_at_another_size_keep_their_mean() -> None:
     large = load_dataset(DataSpec("digits", image_size=16), Path("nowhere"))
     assert large.train.images.shape[1:] == (1, 16, 16)
     assert large.mean == pytest.approx(own.mean, abs=0.02)
+
+
+def test_only_the_images_that_are_used_are_resized(monkeypatch: pytest.MonkeyPatch) -> None:
+    resized: list[int] = []
+
+    def counted(images: Tensor, size: int) -> Tensor:
+        resized.append(len(images))
+        return resize_images(images, size)
+
+    resize_images = datasets_module._resize_images
+    monkeypatch.setattr(datasets_module, "_resize_images", counted)
+    few = load_dataset(DataSpec("digits", per_class=5, image_size=16), Path("nowhere"))
+    assert sum(resized) == 50 + len(few.test)
+    whole = load_dataset(DataSpec("digits", image_size=16), Path("nowhere"))
+    assert {image.numpy().tobytes() for image in few.train.images} <= {
+        image.numpy().tobytes() for image in whole.train.images
+    }
 
 
 # Names

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from icmixup import METHODS
@@ -17,7 +17,7 @@ from icmixup.lab.datasets import Dataset, DataSpec, load_dataset
 from icmixup.lab.models import build_model, weights_digest
 from icmixup.lab.training import features as module
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.features import feature_dataset, mixes_features
+from icmixup.lab.training.features import Known, Part, compute_features, feature_dataset, mixes_features
 from icmixup.lab.training.loop import train
 from icmixup.lab.training.ranks import wrap_for_ranks
 from icmixup.lab.training.recipe import HEAD, Recipe
@@ -96,6 +96,36 @@ def test_features_are_computed_once_for_all_seeds_methods_and_subsets(
         feature_dataset(recipe, replace(digits, train=changed), tmp_path, CPU)
     with pytest.raises(AssertionError, match="built again"):
         feature_dataset(replace(recipe, weights_digest="other"), digits, tmp_path, CPU)
+
+
+def test_features_of_an_interrupted_command_are_kept(
+    recipe: Recipe, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = feature_dataset(recipe, digits, tmp_path / "whole", CPU)
+    computed: list[int] = []
+
+    def interrupted(model: nn.Module, images: Dataset, part: Part) -> Known:
+        if len(computed) == 2:
+            raise KeyboardInterrupt
+        computed.append(len(part.rows))
+        return compute_features(model, images, part)
+
+    monkeypatch.setattr(module, "PART", 100)
+    monkeypatch.setattr(module, "compute_features", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        feature_dataset(recipe, digits, tmp_path, CPU)
+    assert computed == [100, 100]
+    rest: list[int] = []
+
+    def counted(model: nn.Module, images: Dataset, part: Part) -> Known:
+        rest.append(len(part.rows))
+        return compute_features(model, images, part)
+
+    monkeypatch.setattr(module, "compute_features", counted)
+    again = feature_dataset(recipe, digits, tmp_path, CPU)
+    images = torch.cat([digits.train.images, digits.test.images])
+    assert sum(computed) + sum(rest) == len(images.flatten(1).unique(dim=0))  # each image once
+    torch.testing.assert_close(again.train.images, whole.train.images, rtol=1e-3, atol=1e-4)
 
 
 def test_damaged_stored_features_are_computed_again(recipe: Recipe, digits: Dataset, tmp_path: Path) -> None:

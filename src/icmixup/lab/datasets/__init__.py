@@ -82,6 +82,7 @@ __all__ = [
 DATASETS = ("digits", *LAYOUTS)
 
 # Mean and std of the authors' code (the paper gives none). ciFAIR's training images are CIFAR's.
+BLOCK = 1024  # images that are resized at a time
 _CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 _CIFAR100 = ((0.50708, 0.48655, 0.44092), (0.26733, 0.25644, 0.27615))
 STATISTICS = {"cifar10": _CIFAR10, "cifar100": _CIFAR100, "cifair10": _CIFAR10, "cifair100": _CIFAR100}
@@ -117,10 +118,12 @@ def load_dataset(
         download=download,
         show_progress=show_progress,
     )
-    train = source.train
+    size = spec.image_size if preprocessing is None else preprocessing.image_size
     if spec.folds is not None:  # subsets are drawn from the training images of a fold
-        whole = make_dataset(spec, train, source, preprocessing)
+        source = resize_source(source, size)
+        whole = make_dataset(spec, source.train, source, preprocessing)
         return whole if spec.fold is None else take_fold(whole, spec)
+    train = source.train
     if spec.split is not None:
         train = train[torch.cat(deic_rows(train.labels, spec.split)).sort().values]
     counts = subset_counts(
@@ -131,7 +134,10 @@ def load_dataset(
         class_names=source.class_names,
     )
     draw = draw_ldam_subset if spec.tail_draw == "ldam" else draw_subset
-    train, held = train[draw(train.labels, counts, spec.data_seed)], None
+    # Only what was drawn is resized: all images of CIFAR at 224 pixels take 9 GB.
+    drawn = source._replace(train=train[draw(train.labels, counts, spec.data_seed)])
+    source = resize_source(drawn, size)
+    train, held = source.train, None
     if spec.held_out:
         train, held = keep_out(train, len(source.class_names), spec.held_out)
     return make_dataset(spec, train, source, preprocessing, held)
@@ -174,8 +180,8 @@ def read_dataset(
     """Read all images of a dataset, before `load_dataset` takes a subset of them.
 
     Args:
-        image_size: side of the square images in pixels; None keeps the size of small images, and chooses one
-            for photos (see `choose_image_size`).
+        image_size: side of the square images in pixels, which folders and datasets of the hub are read with;
+            None keeps the size of small images, and chooses one for photos (see `choose_image_size`).
         preprocessing: of pretrained weights; its size replaces image_size.
     """
     if image_size is not None and image_size < 1:
@@ -189,8 +195,7 @@ def read_dataset(
         return read_hub(name, data_dir, options, download=download)
     if not is_named(name) and name.strip() and Path(name).is_dir():
         return read_folder(Path(name), options)
-    source = _read_named(name, data_dir, download=download, show_progress=show_progress)
-    return resize_source(source, image_size if preprocessing is None else preprocessing.image_size)
+    return _read_named(name, data_dir, download=download, show_progress=show_progress)
 
 
 def is_named(name: str) -> bool:
@@ -252,9 +257,11 @@ def _check_memory(source: Source, size: int) -> None:
 
 
 def _resize(split: Split, size: int) -> Split:
+    images = torch.empty(len(split), split.images.shape[1], size, size, dtype=torch.uint8)
     # In blocks, because the bilinear filter needs floats: CIFAR at 224 pixels in one call would take 30 GB.
-    blocks = [_resize_images(block, size) for block in split.blocks(1024)]
-    return replace(split, images=torch.cat(blocks))
+    for target, block in zip(torch.split(images, BLOCK), split.blocks(BLOCK), strict=True):
+        target.copy_(_resize_images(block, size))
+    return replace(split, images=images)
 
 
 def _resize_images(images: Tensor, size: int) -> Tensor:

@@ -9,13 +9,19 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import time
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor, nn
 
 from icmixup.lab.datasets import Dataset, Split
@@ -28,16 +34,29 @@ from icmixup.methods import find_method
 
 DIGEST_BYTES = 16
 BLOCK = 256  # images that are hashed at a time
+PART = 256  # images whose features are computed at a time: a step of the progress bar
+SAVE_SECONDS = 30.0  # between two times that features are stored
 Known = dict[bytes, npt.NDArray[np.float32]]  # hash of an image to its (D,) features
 
 
-def feature_dataset(recipe: Recipe, images: Dataset, folder: Path, device: torch.device) -> Dataset:
+class Part(NamedTuple):
+    """Some images of a split."""
+
+    split: Split
+    rows: dict[bytes, int]  # from the hash of an image to its row
+
+
+def feature_dataset(
+    recipe: Recipe, images: Dataset, folder: Path, device: torch.device, *, show_progress: bool = False
+) -> Dataset:
     """The dataset with features in place of its images, standardised.
 
-    Images are not augmented: each has one vector of features.
+    Images are not augmented: each has one vector of features. They are stored from time to time, so that an
+    interrupted command continues where it was.
 
     Args:
         folder: of stored features.
+        show_progress: show a progress bar on stderr.
     """
     path = folder / f"{features_key(recipe, images)}.npz"
     known = read_known(path)
@@ -45,12 +64,12 @@ def feature_dataset(recipe: Recipe, images: Dataset, folder: Path, device: torch
     if images.held_out is not None:
         splits["held_out"] = images.held_out
     digests = {name: digest_images(split) for name, split in splits.items()}
-    if any(digest not in known for part in digests.values() for digest in part):
+    parts = missing_parts(splits, digests, known)
+    if parts:
         model = build_extractor(recipe, images).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        for name, split in splits.items():
-            known |= compute_missing(model, split, digests[name], known, images)
         folder.mkdir(parents=True, exist_ok=True)
-        write_known(path, known)
+        compute = partial(compute_features, model, images)
+        known = store_features(path, known, compute, parts, show_progress)
     features = {
         name: Split(look_up(known, digests[name]), split.labels.cpu()) for name, split in splits.items()
     }
@@ -85,20 +104,46 @@ def digest_images(split: Split) -> list[bytes]:
     ]
 
 
-def compute_missing(
-    model: nn.Module, split: Split, digests: list[bytes], known: Known, images: Dataset
+def missing_parts(splits: dict[str, Split], digests: dict[str, list[bytes]], known: Known) -> list[Part]:
+    """The images whose features are not known, each once, PART of them at a time."""
+    seen, parts = set(known), []
+    for name, split in splits.items():
+        first: dict[bytes, int] = {}
+        for row, digest in enumerate(digests[name]):
+            if digest not in seen:
+                first[digest] = row
+                seen.add(digest)
+        found = list(first.items())
+        parts += [Part(split, dict(found[start : start + PART])) for start in range(0, len(found), PART)]
+    return parts
+
+
+def store_features(
+    path: Path, known: Known, compute: Callable[[Part], Known], parts: list[Part], show_progress: bool
 ) -> Known:
-    """The features of images that are not known yet, each computed once."""
-    first = {digest: row for row, digest in reversed(list(enumerate(digests))) if digest not in known}
-    if not first:
-        return {}
-    rows = torch.tensor(sorted(first.values()), device=split.labels.device)
-    features = split_scores(model, split[rows], images.mean, images.std, autocast_dtype=None)
+    """Compute the features of all parts; they are stored from time to time, and when interrupted."""
+    saved = time.monotonic()
+    console = Console(stderr=True)
+    try:
+        for part in track(parts, "computing features", console=console, disable=not show_progress):
+            known = known | compute(part)
+            if time.monotonic() - saved > SAVE_SECONDS:
+                write_known(path, known)
+                saved = time.monotonic()
+    finally:
+        if known:
+            write_known(path, known)
+    return known
+
+
+def compute_features(model: nn.Module, images: Dataset, part: Part) -> Known:
+    rows = torch.tensor(list(part.rows.values()), device=part.split.labels.device)
+    features = split_scores(model, part.split[rows], images.mean, images.std, autocast_dtype=None)
     if features.dim() != 2:
         raise ValueError(
             f"features must be one vector per image, got {tuple(features.shape)}; use another --model"
         )
-    return {digests[row]: values for row, values in zip(rows.tolist(), features.numpy(), strict=True)}
+    return dict(zip(part.rows, features.numpy(), strict=True))
 
 
 def look_up(known: Known, digests: list[bytes]) -> Tensor:

@@ -133,7 +133,9 @@ def training_data(recipe: Recipe, execution: Execution) -> Dataset:
     if recipe.train == "head" or data.is_features:
         check_feature_methods((recipe.method,))
     if recipe.train == "head" and not data.is_features:
-        data = feature_dataset(recipe, data, execution.out / "features", pick_device(execution.device))
+        folder, device = execution.out / "features", pick_device(execution.device)
+        shown = rank() == 0 and sys.stderr.isatty()
+        data = feature_dataset(recipe, data, folder, device, show_progress=shown)
     if execution.validation and not given:
         data = validation_dataset(data)
     if not given:
