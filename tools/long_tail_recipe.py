@@ -34,7 +34,7 @@ from icmixup.lab.training.run_folder import Row
 METHODS = ("balanced-mixup-cutmix", "balanced-ic-regmixup")
 TESTED = ("balanced-ic-regmixup", "balanced-mixup-cutmix", "balanced", "balanced-regmixup")
 Settings = dict[str, Any]
-# The last candidate of each stage is from ProCo (Du et al., 2024); the first is the recipe `long-tail` as is.
+# The last candidate of each stage is from ProCo (Du et al., 2024).
 STAGES: dict[str, tuple[Settings, ...]] = {
     "augmentation": (
         {"trivial": True, "autoaugment": False, "cutout": 0},

@@ -341,6 +341,86 @@ def test_speed_is_computed_from_its_rows() -> None:
             assert cell == expected, (form, pairs)
 
 
+def test_fine_tuning_beside_timm_is_computed_from_its_rows() -> None:
+    found = [row for row in csv_rows("finetune.csv") if row["photo_side"] == "256"]
+
+    def best(part: str, form: str, model: str) -> float:
+        fields = {"part": part, "form": form, "model": model}
+        return max(float(row["images_per_second"]) for row in found if fields.items() <= row.items())
+
+    models = {"EfficientNet-Lite0": "tf_efficientnet_lite0", "ResNet-50": "resnet50.a1_in1k"}
+    kinds = (("speed", "ours, graph"), ("speed", "train.py"), ("limits", "network, graph"))
+    printed = table_under("ours", SPEED)
+    assert [row[0] for row in printed] == list(models)
+    for label, *cells in printed:
+        assert cells == [f"{best(*kind, models[label]):,.0f}" for kind in kinds]
+    ratios = [best(*kinds[0], model) / best(*kinds[1], model) for model in models.values()]
+    assert f"ours is {ratios[0]:.2f} and {ratios[1]:.2f} times as fast" in flat(SPEED)
+    crops = max(float(row["images_per_second"]) for row in found if row["form"] == "augmentation")
+    assert f"{crops:,.0f} images a second" in flat(SPEED)
+
+
+KERNELS = {
+    "ResNet-34, 32 pixels": ("resnet34", "graph"),
+    "ResNet-32, 32 pixels": ("resnet32", "graph"),
+    "EfficientNet-Lite0, 224 pixels": ("tf_efficientnet_lite0", "graph, 3 algorithms"),
+    "ResNet-50, 224 pixels": ("resnet50.a1_in1k", "graph"),
+}
+
+
+def test_parts_of_a_step_are_computed_from_their_rows() -> None:
+    found = csv_rows("kernels.csv")
+    printed = table_under("images/s, captured", LOG)
+    assert [row[0] for row in printed] == list(KERNELS)
+    for label, *cells in printed:
+        model, form = KERNELS[label]
+        groups = [row for row in found if (row["model"], row["form"], row["kind"]) == (model, form, "group")]
+        compiled = next(row for row in found if (row["model"], row["form"]) == (model, "compiled"))
+        times = {row["name"]: float(row["us_per_step"]) / 1000 for row in groups}
+        step = 128 * 1000 / float(groups[0]["images_per_second"])
+        convolutions = sum(time for name, time in times.items() if name.startswith("convolution"))
+        assert cells == [
+            *(f"{float(row['images_per_second']):,.0f}" for row in (groups[0], compiled)),
+            f"{times['batch norm']:.1f} of {step:.1f}",
+            f"{convolutions:.1f}",
+        ]
+
+
+LONG_TAIL_SETTINGS = {
+    "TrivialAugment": {"trivial": True, "cutout": 0},
+    "TrivialAugment, Cutout": {"trivial": True, "cutout": 16},
+    "AutoAugment": {"autoaugment": True, "cutout": 0},
+    "AutoAugment, Cutout": {"autoaugment": True, "cutout": 16},
+    "AutoAugment, weight decay 2e-4": {"weight_decay": 0.0002, "batch_size": 128},
+    "AutoAugment, ProCo's weight decay 2e-4, batch 256, lr 0.3 and warm-up": {"batch_size": 256},
+}
+
+
+def test_the_search_of_the_long_tail_recipe_is_computed_from_its_rows() -> None:
+    candidates = csv_rows("long_tail_recipe.csv")
+    methods = ("balanced-mixup-cutmix", "balanced-ic-regmixup")
+    printed = table_under("balanced-mixup-cutmix, %", LOG)
+    assert [row[0] for row in printed] == list(LONG_TAIL_SETTINGS)
+    for label, *cells in printed:
+        chosen = LONG_TAIL_SETTINGS[label].items()
+        own = [
+            next(
+                float(row["accuracy"])
+                for row in candidates
+                if row["method"] == method and chosen <= json.loads(row["settings"]).items()
+            )
+            for method in methods
+        ]
+        assert cells == [f"{value:.1f}" for value in (*own, fmean(own))]
+    for method, first, second, few in table_under("seed 0, %", LOG):
+        if method not in {row["method"] for row in csv_rows("long_tail.csv")}:
+            continue
+        found = accuracies(rows_of="long_tail.csv", method=method)
+        assert [first, second] == [f"{value:.1f}" for value in found] + [""] * (2 - len(found))
+        rare = accuracies("few", "long_tail.csv", method=method)
+        assert few == ", ".join(f"{value:.1f}" for value in rare)
+
+
 # The README's table: data, where to find the rows, and the names of the methods in its three columns.
 PAPERS_RECIPE = {"schedule": "step", "mode": ""}
 STRONG = {"imbalance": "0.01", "schedule": "cosine", "trivial": "false"}
