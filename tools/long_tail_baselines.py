@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -162,17 +163,22 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--out", type=Path, default=Path("runs/long-tail"))
     parser.add_argument("--rows", type=Path, help="CSV file to append the rows to")
+    parser.add_argument("--only", nargs="+", default=["*"], help="lines of the table, for example 'erm*'")
     args = parser.parse_args()
     base, seeds = base_recipe(args), range(args.seeds)
     execution = Execution(out=args.out, data_dir=args.data_dir, device=args.device, workers=args.workers)
     named: list[Row] = []
     kept = [e for e in ENTRIES if base.train == "all" or mixes_features(e.settings["method"])]
+    kept = [e for e in kept if any(fnmatch(e.name, pattern) for pattern in args.only)]
+    if not kept:
+        parser.error(f"--only {' '.join(args.only)} matches no line of {', '.join(e.name for e in ENTRIES)}")
     for entry in kept:
         rows = run_entry(entry, base, seeds, execution)
         if args.rows is not None:
             append_rows(args.rows, [(as_recipe(row), row) for row in rows])
         named += [row | {"method": entry.name} for row in rows]
-    print_table(named, [entry.name for entry in kept], seeds, args.out)
+    if any(entry.name == REFERENCE for entry in kept):
+        print_table(named, [entry.name for entry in kept], seeds, args.out)
 
 
 if __name__ == "__main__":
