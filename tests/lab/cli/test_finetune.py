@@ -106,6 +106,19 @@ def test_compare_trains_heads_and_prints_what_was_loaded(
     assert {row["at_once"] for row in rows} == {1}  # a run takes seconds: processes would cost more
 
 
+def test_a_batch_that_was_not_given_fits_few_images(
+    weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    args = ["compare", "digits", "--per-class", "5", "--model", "small-cnn", "--weights", str(weights)]
+    args += ["--methods", "erm", "--seeds", "1", "--epochs", "1", "--device", "cpu", "--out", str(tmp_path)]
+    assert main([*args, "--no-report"]) == 0
+    assert "batches of 8 images instead of 128: there are only 50 to train on" in capsys.readouterr().err
+    (path,) = tmp_path.glob("digits*/result.json")
+    assert json.loads(path.read_text())["batch_size"] == 8
+    assert main([*args, "--batch-size", "51"]) == 2
+    assert "batch_size is 51, but digits has only 50 training images" in capsys.readouterr().err
+
+
 def test_fine_tuning_lengthens_short_runs_and_says_so(
     weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -16,6 +16,7 @@ from icmixup.lab.training.recipe import (
     RANGES,
     RECIPES,
     Recipe,
+    fit_batch_size,
     learning_rate,
     lengthen,
     read_recipe,
@@ -252,6 +253,11 @@ def test_the_learning_rate_is_scaled_by_the_square_root_of_the_batch(batch_size:
     assert learning_rate(recipe, 2.0) == pytest.approx(2e-4 * factor)  # the end of 10 % warm-up
     assert learning_rate(recipe, 1.0) == pytest.approx(1e-4 * factor)
     assert learning_rate(recipe, 11.0) == pytest.approx(1e-4 * factor)  # the middle of the cosine
+
+
+@pytest.mark.parametrize(("images", "batch_size"), [(128, 128), (127, 16), (60, 8), (9, 2), (2, 2)])
+def test_a_batch_has_no_more_images_than_there_are(images: int, batch_size: int) -> None:
+    assert fit_batch_size(FINETUNE, images) == dataclasses.replace(FINETUNE, batch_size=batch_size)
 
 
 @pytest.mark.parametrize(("images", "epochs"), [(1500, 91), (20_000, 20), (128, 1000)])

@@ -217,7 +217,7 @@ def make_plan(
         given: fields whose flags were given.
         started: when the command began, by time.monotonic.
     """
-    from icmixup.lab.cli.data import load_data, settle_augmentation, settle_image_size
+    from icmixup.lab.cli.data import load_data, settle_augmentation, settle_batch_size, settle_image_size
     from icmixup.lab.comparison.compare import default_methods, pick_baseline
     from icmixup.lab.comparison.folds import first_fold
     from icmixup.lab.models import find_builder
@@ -239,6 +239,7 @@ def make_plan(
         execution = dataclasses.replace(execution, workers=workers, threads=1)
     whole = load_data(recipe, execution.data_dir)
     recipe = settle_augmentation(recipe, whole, recipe_name, given)
+    recipe = settle_batch_size(recipe, len(first_fold(recipe, whole).train), given)
     check_sizes(recipe, first_fold(recipe, whole))
     recipe, whole = prepare_data(recipe, whole, execution)
     data = first_fold(recipe, whole)

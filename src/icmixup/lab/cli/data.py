@@ -161,6 +161,24 @@ def settle_augmentation(recipe: Recipe, data: Dataset, name: str, given: Collect
     return recipe
 
 
+def settle_batch_size(recipe: Recipe, images: int, given: Collection[str]) -> Recipe:
+    """A smaller batch than the recipe's if there are fewer images than that; says so.
+
+    Args:
+        images: to train on.
+        given: fields whose flags were given; a batch size that was given stays.
+    """
+    from icmixup.lab.training.recipe import fit_batch_size
+
+    smaller = recipe if "batch_size" in given else fit_batch_size(recipe, images)
+    if smaller.batch_size != recipe.batch_size:
+        print_note(
+            f"batches of {count(smaller.batch_size, 'image')} instead of {recipe.batch_size}: there are only "
+            f"{images} to train on; pass --batch-size to choose"
+        )
+    return smaller
+
+
 def is_photos(data: Dataset) -> bool:
     """Whether images come from files or the hub, not from CIFAR or digits, and are not small."""
     from icmixup.lab.comparison.overview import augments

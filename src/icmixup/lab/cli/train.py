@@ -76,7 +76,7 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str] = ()) 
         given: fields whose flags were given, as opposed to those with the recipe's values.
     """
     recipe = resolve_recipe(flags.run_recipe(), recipe_name)
-    from icmixup.lab.cli.data import load_data, settle_augmentation, settle_image_size
+    from icmixup.lab.cli.data import load_data, settle_augmentation, settle_batch_size, settle_image_size
     from icmixup.lab.comparison.overview import describe_leak
     from icmixup.lab.models import find_builder
     from icmixup.lab.sweep import check_out, delete_runs, describe_reuse, find_finished
@@ -93,6 +93,7 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str] = ()) 
     recipe = settle_image_size(recipe, flags.where.data_dir, flags.where.device)
     data = load_data(recipe, flags.where.data_dir)
     recipe = settle_augmentation(recipe, data, recipe_name, given)
+    recipe = settle_batch_size(recipe, len(data.train), given)
     execution = make_execution(flags.out, flags.where)
     recipe, data = prepare_data(recipe, data, execution)
     execution = dataclasses.replace(execution, dataset=data)

@@ -509,6 +509,13 @@ def images_per_epoch(recipe: Recipe, num_images: int) -> int:
     return num_images - num_images % recipe.batch_size if recipe.drop_last else num_images
 
 
+def fit_batch_size(recipe: Recipe, num_images: int) -> Recipe:
+    """The recipe; with fewer images than in its batch, the batch is a power of two up to a quarter of them."""
+    if recipe.batch_size <= num_images:
+        return recipe
+    return dataclasses.replace(recipe, batch_size=2 ** int(math.log2(max(2, num_images // 4))))
+
+
 def lengthen(recipe: Recipe, num_images: int) -> Recipe:
     """The recipe with enough epochs for its min_steps, which is then 0; lr_drops move along."""
     steps = math.ceil(images_per_epoch(recipe, num_images) / recipe.batch_size)
