@@ -510,7 +510,7 @@ def images_per_epoch(recipe: Recipe, num_images: int) -> int:
 
 
 def fit_batch_size(recipe: Recipe, num_images: int) -> Recipe:
-    """The recipe; with fewer images than in its batch, the batch is a power of two up to a quarter of them."""
+    """The recipe; with fewer images than in its batch, that is a power of two, up to a quarter of them."""
     if recipe.batch_size <= num_images:
         return recipe
     return dataclasses.replace(recipe, batch_size=2 ** int(math.log2(max(2, num_images // 4))))
