@@ -38,7 +38,8 @@ PROVENANCE = (
     *("device", "torch", "python", "commit", "date"),
 )
 COLUMNS = (*RECIPE_COLUMNS, *METRICS, *PROVENANCE, *ADDED)
-UNSTORED = {"key", "class_accuracies", "folder", "memory_mb"}  # of a run's row: they stay in its folder
+# Of a run's row: they stay in its folder.
+UNSTORED = {"key", "class_accuracies", "folder", "memory_mb", "tau_used", "made_from"}
 TEXT_COLUMNS = {"device", "torch", "python", "commit", "date", *IDENTITY}
 EXECUTION_FIELDS = {"compile", "graph", "eval_every", "precision"}  # they do not define the experiment
 
