@@ -1,7 +1,7 @@
 """Where the GPU time of a training step goes: its kernels, grouped by what they do, and the idle time.
 
     python bench/kernels.py --model resnet34 --forms graph compiled
-    python bench/kernels.py --model tf_efficientnet_lite0 --image-size 224 --images 512 --recipe finetune
+    python bench/kernels.py --model tf_efficientnet_lite0 --image-size 224 --recipe finetune --method erm
 
 Each form is profiled over whole epochs of random images, as `icmixup train` runs them. Idle is the time in
 which no kernel runs, as a share of the epoch.
@@ -92,7 +92,9 @@ def profile_form(recipe: Recipe, data: Dataset, form: str, args: argparse.Namesp
         event for event in profiler.events() or () if event.device_type == torch.autograd.DeviceType.CUDA
     ]
     speed, idle = feed.count / seconds, idle_share(events)
-    known = {"bench": "kernels", "model": recipe.model, "form": form, "batch_size": recipe.batch_size}
+    limited = "" if args.cudnn_limit is None else f", {args.cudnn_limit} algorithms"
+    known = {"bench": "kernels", "model": recipe.model, "form": form + limited}
+    known |= {"batch_size": recipe.batch_size}
     known |= {"image_size": args.image_size, "images_per_second": speed, "start_s": start, "idle": idle}
     known |= provenance(learner.device)
     print(
