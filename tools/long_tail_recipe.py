@@ -1,14 +1,12 @@
-"""Search the recipe `long-tail` on a validation part of CIFAR-100's training set, then test it once.
+"""Search the recipe `long-tail` on a validation part of CIFAR-100's training set.
 
     python tools/long_tail_recipe.py --data-dir data --out runs/recipe --rows results/long_tail_recipe.csv
-    python tools/long_tail_recipe.py --test-seeds 3 --results results/long_tail.csv
 
 The validation part is that of tools/long_tail_alpha.py: 50 images per class, and a long tail (imbalance 0.01)
-drawn from the other 450. There are two stages, STAGES: each tries its settings with the best ones so far, for
+drawn from the other 450. The STAGES are searched in turn: each tries its settings with the best so far, for
 every method, and keeps those with the highest mean accuracy over methods and seeds. So no method is favoured
 by a recipe that was chosen for another. All candidates are written to --rows; the recipe that was found is
-printed, to be put into icmixup.lab.training.recipe by hand. With --test-seeds it is then trained on the usual
-long tail and tested, all --test-methods with one seed before the next; the rows are appended to --results.
+printed, to be put into icmixup.lab.training.recipe by hand. tools/long_tail_test.py then tests it.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ import torch
 from candidates import MADE, write_candidates
 from long_tail_alpha import validation_data
 
-from icmixup.lab.paper.results import append_rows
 from icmixup.lab.sweep import run_recipes
 from icmixup.lab.training.definitions import Definitions
 from icmixup.lab.training.execution import Execution
@@ -32,9 +29,8 @@ from icmixup.lab.training.recipe import LONG_TAIL, Recipe
 from icmixup.lab.training.run_folder import Row
 
 METHODS = ("balanced-mixup-cutmix", "balanced-ic-regmixup")
-TESTED = ("balanced-ic-regmixup", "balanced-mixup-cutmix", "balanced", "balanced-regmixup")
 Settings = dict[str, Any]
-# The last candidate of each stage is from ProCo (Du et al., 2024).
+# The last candidates of the first two stages are from ProCo (Du et al., 2024).
 STAGES: dict[str, tuple[Settings, ...]] = {
     "augmentation": (
         {"trivial": True, "autoaugment": False, "cutout": 0},
@@ -46,6 +42,12 @@ STAGES: dict[str, tuple[Settings, ...]] = {
         {"weight_decay": 5e-4, "batch_size": 128, "lr": 0.1, "warmup_epochs": 0},
         {"weight_decay": 2e-4, "batch_size": 128, "lr": 0.1, "warmup_epochs": 0},
         {"weight_decay": 2e-4, "batch_size": 256, "lr": 0.3, "warmup_epochs": 5},
+    ),
+    "refinement": (
+        {"cosine_classifier": False, "ema": None, "mix_off_epoch": None},
+        {"cosine_classifier": True, "ema": None, "mix_off_epoch": None},
+        {"cosine_classifier": False, "ema": 0.999, "mix_off_epoch": None},
+        {"cosine_classifier": False, "ema": None, "mix_off_epoch": 50},  # of 60
     ),
 }
 SHOWN = ("stage", "settings", "method", "seed", "epochs", "model", "accuracy", "many", "medium", "few")
@@ -84,25 +86,6 @@ def show(row: Row) -> None:
     print(f"{row['method']} seed {row['seed']}: {row['accuracy']:.2f}, few {row['few']}", flush=True)
 
 
-def test_recipe(found: Recipe, args: argparse.Namespace) -> None:
-    """Train the recipe on the usual long tail; rows are appended as they finish."""
-    recipes = [
-        dataclasses.replace(found, method=method, seed=seed, epochs=args.test_epochs, eval_every=10**6)
-        for seed in range(args.test_seeds)
-        for method in args.test_methods
-    ]
-    by_key = {recipe.key: recipe for recipe in recipes}
-
-    def keep(row: Row) -> None:
-        append_rows(args.results, [(by_key[row["key"]], row)])
-        show(row)
-
-    execution = Execution(
-        out=args.out / "test", data_dir=args.data_dir, device=args.device, workers=args.workers
-    )
-    run_recipes(recipes, execution, on_row=keep)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -111,14 +94,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/recipe"))
     parser.add_argument("--rows", type=Path, default=Path("results/long_tail_recipe.csv"))
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
-    parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
+    parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=["augmentation", "optimisation"])
     parser.add_argument("--model", default="resnet32")
     parser.add_argument("--epochs", type=int, default=60, help="of the search")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--test-seeds", type=int, default=0)
-    parser.add_argument("--test-methods", nargs="+", default=list(TESTED))
-    parser.add_argument("--test-epochs", type=int, default=200)
-    parser.add_argument("--results", type=Path, default=Path("results/long_tail.csv"))
     parser.add_argument("--workers", type=int, default=5)
     parser.add_argument("--device", default=None)
     args = parser.parse_args()
@@ -145,8 +124,6 @@ def main() -> None:
         write_candidates(args.rows, SHOWN, rows)  # a search that is cut short leaves them
     names = dict.fromkeys(name for stage in args.stages for name in STAGES[stage][0])
     print("found:", ", ".join(f"{name}={getattr(recipe, name)!r}" for name in names), flush=True)
-    if args.test_seeds:
-        test_recipe(recipe, args)
 
 
 if __name__ == "__main__":

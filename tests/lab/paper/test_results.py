@@ -282,6 +282,7 @@ OTHER = {
     "weight_decay": 1e-4,
     "clip_norm": 1.0,
     "ema": 0.99,
+    "cosine_classifier": True,
     "padding": 2,
     "padding_mode": "reflect",
     "flip": False,

@@ -445,3 +445,23 @@ def test_a_tracker_that_is_not_installed_says_what_to_install(
 def test_an_unknown_tracker_is_named_with_those_there_are(digits: Dataset, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no tracker 'mlflow'; there are tensorboard and wandb"):
         train(TINY, Execution(out=tmp_path, data_dir=tmp_path, dataset=digits, trackers=("mlflow",)))
+
+
+@pytest.mark.parametrize("method", ["erm", "ic-mixup"])
+def test_with_a_cosine_classifier_scores_do_not_depend_on_the_length_of_class_weights(
+    method: str, digits: Dataset
+) -> None:
+    def scores(cosine: bool) -> tuple[Tensor, Tensor]:
+        recipe = dataclasses.replace(TINY, method=method, cosine_classifier=cosine)
+        model = make_learner(recipe, digits, lambda module: module).model.eval()
+        images = digits.test.square()[:8].float() / 255
+        with torch.no_grad():
+            before = model(images)
+            classifier = list(model.modules())[-1]
+            assert isinstance(classifier, torch.nn.Linear)
+            classifier.weight *= 3
+            return before, model(images)
+
+    torch.testing.assert_close(*scores(True))
+    before, after = scores(False)
+    assert not torch.allclose(before, after)

@@ -62,6 +62,7 @@ OTHERS: dict[str, Any] = {
     "decay_norms": False,
     "clip_norm": 1.0,
     "ema": 0.999,
+    "cosine_classifier": True,
     "padding": 2,
     "padding_mode": "reflect",
     "flip": False,

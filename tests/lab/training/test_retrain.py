@@ -184,9 +184,13 @@ def test_what_cannot_be_done_is_named(
     folder = execution.out / train(whole, execution)["folder"]
     with pytest.raises(ValueError, match=r"held out no images .* pass --tau .* --held-out 0.2"):
         retrain(folder, "adjust", execution)
-    ldam = execution.out / train(dataclasses.replace(whole, method="ldam"), execution)["folder"]
-    with pytest.raises(ValueError, match=r"trained with ldam, .* neither norms nor biases"):
-        retrain(ldam, "tau-norm", execution, tau=1.0)
+    for changes, cause in (
+        ({"method": "ldam"}, "ldam"),
+        ({"cosine_classifier": True}, "--cosine-classifier"),
+    ):
+        cosines = execution.out / train(dataclasses.replace(whole, **changes), execution)["folder"]
+        with pytest.raises(ValueError, match=rf"trained with {cause}, .* neither norms nor biases"):
+            retrain(cosines, "tau-norm", execution, tau=1.0)
     balanced = execution.out / train(dataclasses.replace(whole, method="balanced"), execution)["folder"]
     with pytest.raises(ValueError, match="balanced, which corrects for class sizes already"):
         retrain(balanced, "adjust", execution, tau=1.0)

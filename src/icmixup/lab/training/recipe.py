@@ -275,6 +275,8 @@ class Optimisation:
     """Maximum norm of the gradient; not clipped by default."""
     ema: float | None = None
     """Decay of a moving average of the weights, which is then evaluated: for example 0.999."""
+    cosine_classifier: bool = False
+    """Classify by cosines of features and class weights, without biases; ldam and ldam-drw always do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -431,8 +433,8 @@ class Recipe(
 
     @property
     def cosine(self) -> bool:
-        """Whether the network classifies by cosines, as methods with a margin do."""
-        return find_method(self.method).margin > 0
+        """Whether the network classifies by cosines, as methods with a margin always do."""
+        return self.cosine_classifier or find_method(self.method).margin > 0
 
     @property
     def name(self) -> str:

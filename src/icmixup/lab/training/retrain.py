@@ -77,9 +77,10 @@ def retrained_recipe(run: Run, how: After, tau: float | None, epochs: int | None
     if recipe.after != "none":
         raise ValueError(f"{folder} is itself the result of {recipe.after}; pass the run it was made from")
     if recipe.cosine:
+        cause = "--cosine-classifier" if recipe.cosine_classifier else recipe.method
         raise ValueError(
-            f"{folder} was trained with {recipe.method}, whose classifier compares directions and has "
-            "neither norms nor biases; pass a run of another method"
+            f"{folder} was trained with {cause}, so its classifier compares directions and has neither norms "
+            "nor biases; pass a run with a linear one"
         )
     if how == "crt":
         if tau is not None:

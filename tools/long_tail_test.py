@@ -1,0 +1,101 @@
+"""Test the recipe `long-tail` on LT-CIFAR100 0.01: several networks, methods and seeds.
+
+    python tools/long_tail_test.py --models resnet32 resnet18 --seeds 3
+    python tools/long_tail_test.py --recipe proco --models resnet32 --methods balanced
+
+Rows are appended to --results as runs finish, the first seed of all before the second of any; runs that the
+file has are not trained again. `--recipe proco` is the recipe of ProCo (Du et al., 2024) without its
+contrastive branch, which separates what its recipe gains from what its method gains.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from icmixup.lab.paper.results import append_rows, experiment, read_rows
+from icmixup.lab.sweep import run_recipes
+from icmixup.lab.training.execution import Execution
+from icmixup.lab.training.recipe import LONG_TAIL, Recipe
+from icmixup.lab.training.run_folder import Row
+
+# Two pairs that differ in the loss of mixed images alone: soft targets with logit adjustment, or Infinite
+# Class. The methods of the second pair train on every image twice, clean and mixed.
+METHODS = (
+    *("balanced", "balanced-mixup-cutmix", "ic-mixup-cutmix"),
+    *("balanced-regmixup", "balanced-ic-regmixup"),
+)
+RECIPES: dict[str, dict[str, Any]] = {
+    "long-tail": {},
+    "proco": {"batch_size": 256, "lr": 0.3, "warmup_epochs": 5, "weight_decay": 2e-4, "cutout": 16},
+}
+
+
+def make_recipes(
+    models: Sequence[str], methods: Sequence[str], seeds: int, epochs: int = 200, recipe: str = "long-tail"
+) -> list[Recipe]:
+    """One recipe for each network, method and seed."""
+    base = dataclasses.replace(
+        LONG_TAIL,
+        imbalance=0.01,
+        epochs=epochs,
+        eval_every=epochs,
+        compile=torch.cuda.is_available(),
+        **RECIPES[recipe],
+    )
+    return [
+        dataclasses.replace(base, model=model, method=method, seed=seed)
+        for seed in range(seeds)
+        for model in models
+        for method in methods
+    ]
+
+
+def without_finished(recipes: Sequence[Recipe], results: Path) -> list[Recipe]:
+    """The recipes that have no row yet."""
+    done = {(experiment(row.recipe), row.recipe.seed) for row in read_rows(results).rows}
+    return [recipe for recipe in recipes if (experiment(recipe), recipe.seed) not in done]
+
+
+def run_and_append(recipes: Sequence[Recipe], execution: Execution, results: Path) -> None:
+    by_key = {recipe.key: recipe for recipe in recipes}
+
+    def keep(row: Row) -> None:
+        append_rows(results, [(by_key[row["key"]], row)])
+        print(
+            f"{row['model']} {row['method']} seed {row['seed']}: {row['accuracy']:.2f}, few {row['few']}",
+            flush=True,
+        )
+
+    run_recipes(recipes, execution, on_row=keep)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", default=["resnet32"])
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=200)
+    parser.add_argument("--recipe", choices=list(RECIPES), default="long-tail")
+    parser.add_argument("--results", type=Path, default=Path("results/long_tail.csv"))
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--out", type=Path, default=Path("runs/long-tail"))
+    parser.add_argument("--workers", type=int, default=5, help="concurrent runs")
+    parser.add_argument("--device")
+    args = parser.parse_args()
+    recipes = make_recipes(args.models, args.methods, args.seeds, args.epochs, args.recipe)
+    todo = without_finished(recipes, args.results)
+    print(f"{len(todo)} of {len(recipes)} runs have no row in {args.results}", flush=True)
+    execution = Execution(out=args.out, data_dir=args.data_dir, device=args.device, workers=args.workers)
+    run_and_append(todo, execution, args.results)
+
+
+if __name__ == "__main__":
+    main()
