@@ -125,6 +125,13 @@ def test_weights_of_another_model_are_refused_with_the_model_that_fits(folder: P
         build_model("tf_efficientnet_lite2", 5, seed=0, weights=weights)
 
 
+def test_a_file_for_timms_network_of_a_name_of_ours_points_to_its_tagged_name(tmp_path: Path) -> None:
+    path = tmp_path / "resnet18-f37072fd.pth"  # as torchvision calls its file
+    torch.save(timm.create_model("resnet18").state_dict(), path)
+    with pytest.raises(ValueError, match=r"does not fit resnet18: .* they fit --model resnet18\.a1_in1k"):
+        build_model("resnet18", 5, seed=0, weights=str(path))
+
+
 def test_a_name_of_ours_points_to_timms_tagged_names() -> None:
     with pytest.raises(ValueError, match=r"timm's network of that name is resnet50.TAG: resnet50\.a1_in1k"):
         build_model("resnet50", 5, seed=0, weights="pretrained")
