@@ -149,6 +149,7 @@ def test_fine_tuning_lengthens_short_runs_and_says_so(
         (["nowhere.npz"], "no file 'nowhere.npz'"),
         (["nowhere.npz", "--methods", "erm", "cutmix"], "cutmix: methods that cut regions"),
         (["nowhere.npz", "--weights", "a.pt"], "holds features, so --weights has no use"),
+        (["nowhere.npz", "--image-size", "32"], "holds features, so --image-size has no use"),
     ],
 )
 def test_errors_are_one_line(args: list[str], message: str, capsys: pytest.CaptureFixture) -> None:

@@ -43,6 +43,8 @@ def resolve_recipe(recipe: Recipe, name: str) -> Recipe:
     if is_features(recipe.dataset):
         if recipe.weights is not None:
             raise ValueError(f"{recipe.dataset} holds features, so --weights has no use; leave it out")
+        if recipe.image_size is not None:
+            raise ValueError(f"{recipe.dataset} holds features, so --image-size has no use; leave it out")
         return dataclasses.replace(recipe, model=LINEAR, train="head")
     if recipe.weights is None:
         if recipe.train == "head":
