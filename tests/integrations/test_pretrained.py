@@ -115,6 +115,21 @@ def test_preprocessing_is_timms_and_a_config_beside_the_file_comes_first(
     assert preprocessing_of(MODEL, None) is None
 
 
+@pytest.mark.parametrize(
+    ("config", "mean"),
+    [
+        ({"architecture": MODEL, "mean": [0.1, 0.2, 0.3]}, (0.1, 0.2, 0.3)),  # timm's older form
+        ({"architectures": ["ViT"], "mean": [0.1, 0.2, 0.3]}, (0.5, 0.5, 0.5)),  # of another library
+        ([1], (0.5, 0.5, 0.5)),
+    ],
+)
+def test_every_form_of_timms_config_is_read_and_no_other(
+    config: object, mean: tuple[float, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert preprocessing_of(MODEL, str(tmp_path / "model.safetensors")).mean == mean
+
+
 def test_weights_of_another_model_are_refused_with_the_model_that_fits(folder: Path) -> None:
     weights = str(folder / "model.safetensors")
     with pytest.raises(
