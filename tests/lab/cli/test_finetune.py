@@ -140,6 +140,13 @@ def test_fine_tuning_lengthens_short_runs_and_says_so(
     assert "epoch 30/30" in captured.out
 
 
+def test_fine_tuning_from_random_weights_is_said(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    args = ["train", "digits", "--recipe", "finetune", "--model", "small-cnn", "--per-class", "5"]
+    assert main([*args, "--batch-size", "10", "--epochs", "1", "--out", str(tmp_path), "--device", "cpu"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "small-cnn starts from random weights: the recipe finetune is for pretrained ones" in said
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

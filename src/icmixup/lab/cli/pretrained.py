@@ -51,6 +51,11 @@ def resolve_recipe(recipe: Recipe, name: str) -> Recipe:
             raise ValueError(
                 "--train head needs the features of pretrained weights; pass --weights FILE or pretrained"
             )
+        if name == "finetune":
+            print_note(
+                f"{recipe.model} starts from random weights: the recipe finetune is for pretrained ones; pass "
+                "--weights FILE or pretrained"
+            )
         return recipe
     from icmixup.lab.models import preprocessing_of, uses_attention, weights_digest
 
