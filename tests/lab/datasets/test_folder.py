@@ -353,6 +353,15 @@ def test_a_split_beside_its_own_classes_does_not_become_a_class(split: str, tmp_
         load_dataset(DataSpec(str(tmp_path)), tmp_path)
 
 
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_stray_image_does_not_turn_splits_into_classes(split: str, tmp_path: Path) -> None:
+    for folder in ("train", "val"):
+        make_classes(tmp_path / folder)
+    save(tmp_path / split / "overview.png", Image.new("RGB", (12, 12)))
+    with pytest.raises(ValueError, match=rf"overview\.png lies beside the folders of classes in {split}/"):
+        load_dataset(DataSpec(str(tmp_path)), tmp_path)
+
+
 def test_a_test_folder_without_images_is_not_replaced_by_training_images(tmp_path: Path) -> None:
     make_classes(tmp_path / "train")
     (tmp_path / "test" / "blue").mkdir(parents=True)

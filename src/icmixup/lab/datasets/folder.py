@@ -115,6 +115,7 @@ def find_splits(root: Path) -> tuple[Path, Path | None]:
         for names in (TRAIN_FOLDERS, TEST_FOLDERS)
     )
     known = {*TRAIN_FOLDERS, *TEST_FOLDERS}
+    check_no_strays([folder for folder in folders if folder.name.lower() in known])
     if not trains or any(has_images(folder) for folder in folders if folder.name.lower() not in known):
         check_no_split(folders, [*trains, *tests])
         return root, None
@@ -124,6 +125,18 @@ def find_splits(root: Path) -> tuple[Path, Path | None]:
             "keep one of them"
         )
     return trains[0], tests[0] if tests else None
+
+
+def check_no_strays(splits: Sequence[Path]) -> None:
+    """Raise an error if an image lies beside the classes of a split, which would then not count as one."""
+    for split in splits:
+        others = {name for other in splits if other != split for name in _list_classes(other)}
+        stray = next((path for path in sorted(split.iterdir()) if is_image(path)), None)
+        if stray is not None and others.intersection(_list_classes(split)):
+            raise ValueError(
+                f"{printable(str(stray))} lies beside the folders of classes in {split.name}/: move such images "
+                "into the folder of a class, or elsewhere"
+            )
 
 
 def check_no_split(folders: Sequence[Path], splits: Sequence[Path]) -> None:
