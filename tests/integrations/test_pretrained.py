@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,8 +21,11 @@ from icmixup.lab.models import build_model, classifier_of, preprocessing_of, sta
 from icmixup.lab.models import uses_attention as is_transformer  # noqa: E402
 from icmixup.lab.models.timm import sizes_near  # noqa: E402
 from icmixup.lab.training.evaluate import split_scores  # noqa: E402
+from icmixup.lab.training.execution import Execution  # noqa: E402
+from icmixup.lab.training.loop import train  # noqa: E402
 from icmixup.lab.training.optimizer import weight_groups  # noqa: E402
 from icmixup.lab.training.recipe import Recipe  # noqa: E402
+from icmixup.lab.training.trained import export_run, load_trained  # noqa: E402
 
 MODEL = "tf_efficientnet_lite0"
 # Accepted classes: tabby, tiger or Egyptian cat; espresso; missile. The cat is a close call: with timm's own
@@ -162,6 +167,21 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
         build_model(f"local-dir:{tmp_path}", 5, seed=0, weights="pretrained")
 
 
+def test_an_exported_network_does_not_need_the_folder_its_weights_came_from(
+    folder: Path, tmp_path: Path
+) -> None:
+    start = shutil.copytree(folder, tmp_path / "start")
+    recipe = Recipe(dataset="digits", model=f"local-dir:{start}", weights="pretrained", method="erm")
+    recipe = dataclasses.replace(recipe, per_class=2, image_size=32, batch_size=4, epochs=1, padding=0)
+    execution = Execution(out=tmp_path, data_dir=tmp_path, device="cpu")
+    run = tmp_path / train(recipe, execution)["folder"]
+    export_run(run, tmp_path / "model.safetensors")
+    before = load_trained(run).model.state_dict()
+    shutil.rmtree(start)
+    after = load_trained(tmp_path / "model.safetensors").model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
 def test_a_transformer_names_the_sizes_it_can_take() -> None:
     with pytest.raises(
         ValueError, match=r"test_vit cannot take images of 150 pixels; use --image-size .*144, .*160"
@@ -200,7 +220,7 @@ def test_only_transformers_have_layer_decay_by_default() -> None:
 
 def test_the_features_of_a_network_are_the_input_of_its_classifier() -> None:
     assert classifier_of(build_model(MODEL, 5, seed=0), MODEL).in_features == 1280
-    with pytest.raises(ValueError, match=r"one linear classifier, .* has 2"):
+    with pytest.raises(ValueError, match=r"ldam and retrain need a network with one linear classifier, .* has 2"):
         classifier_of(
             build_model("deit_tiny_distilled_patch16_224", 5, seed=0), "deit_tiny_distilled_patch16_224"
         )

@@ -119,6 +119,15 @@ def test_a_batch_that_was_not_given_fits_few_images(
     assert "batch_size is 51, but digits has only 50 training images" in capsys.readouterr().err
 
 
+def test_the_batch_that_an_error_names_can_be_mixed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    rows, labels = np.zeros((6, 3)), np.arange(6) % 2
+    arrays = {"train_features": rows, "train_labels": labels, "test_features": rows, "test_labels": labels}
+    np.savez(tmp_path / "few.npz", **arrays)
+    assert main(["train", str(tmp_path / "few.npz"), "--method", "mixup", "--batch-size", "16"]) == 2
+    assert "has only 6 training images; use --batch-size 2 or" in capsys.readouterr().err
+
+
+
 def test_fine_tuning_lengthens_short_runs_and_says_so(
     weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

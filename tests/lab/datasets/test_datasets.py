@@ -16,6 +16,7 @@ from icmixup.lab import datasets as datasets_module
 from icmixup.lab.datasets import (
     DATASETS,
     DataSpec,
+    Preprocessing,
     deic_rows,
     draw_ldam_subset,
     draw_subset,
@@ -39,6 +40,13 @@ def test_long_tails_have_the_totals_of_the_paper_for_a_factor_and_its_inverse(
     assert int(counts.sum()) == total
     assert (int(counts[0]), int(counts[-1])) == (size, size * imbalance)
     assert torch.equal(subset_counts(full, imbalance=1 / imbalance), counts)
+
+
+def test_grey_images_are_normalised_with_one_constant_of_pretrained_weights() -> None:
+    prepared = Preprocessing(image_size=8, mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.2))
+    data = load_dataset(DataSpec("digits", per_class=2), Path("none"), preprocessing=prepared)
+    assert data.train.images.shape[1] == len(data.mean) == len(data.std) == 1
+    assert (data.mean[0], data.std[0]) == pytest.approx((0.5, 0.2))
 
 
 @pytest.mark.parametrize("largest", [3, 30, 49, 98, 103, 107])

@@ -33,6 +33,7 @@ from icmixup.lab.models.timm import (
     is_transformer,
     list_timm_models,
     models_that_fit,
+    portable_name,
     pretrained_config,
     published_weights,
     timm,
@@ -63,6 +64,7 @@ __all__ = [
     "check_digest",
     "classifier_of",
     "is_own",
+    "portable_name",
     "preprocessing_of",
     "replace_classifier",
     "start_note",
@@ -217,8 +219,8 @@ def classifier_of(model: nn.Module, name: str) -> nn.Linear:
     heads = [module for head in names if isinstance(module := model.get_submodule(head), nn.Linear)]
     if len(heads) != 1:
         raise ValueError(
-            f"--train head needs a network with one linear classifier, {name} has {len(heads)}; use --train "
-            "all, or another --model"
+            f"--train head, ldam and retrain need a network with one linear classifier, {name} has "
+            f"{len(heads)}; use another --model, or --train all with another method"
         )
     return heads[0]
 

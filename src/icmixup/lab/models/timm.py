@@ -80,6 +80,18 @@ def create(name: str, **arguments: object) -> nn.Module:
     return model
 
 
+def portable_name(name: str) -> str:
+    """A name that means the same network on another machine: for local-dir:FOLDER, timm's architecture.
+
+    A folder whose config.json changes the architecture has no such name, and keeps its own.
+    """
+    path = Path(name.removeprefix(LOCAL)) / "config.json"
+    if not name.startswith(LOCAL) or not path.is_file():
+        return name
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return name if content.get("model_args") else str(content["architecture"])
+
+
 @cache
 def pretrained_config(name: str) -> dict[str, Any]:
     """timm's settings of a model's pretrained weights: input size, mean, std, name of the classifier, ..."""

@@ -421,7 +421,7 @@ def check_sizes(recipe: Recipe, data: Dataset) -> None:
     if recipe.batch_size > len(data.train):
         raise ValueError(
             f"batch_size is {recipe.batch_size}, but {recipe.dataset} has only {len(data.train)} training "
-            f"images; use --batch-size {max(1, len(data.train) // 4)} or another smaller value"
+            f"images; use --batch-size {max(2, len(data.train) // 4)} or another smaller value"
         )
     if recipe.batch_size < world_size():
         raise ValueError(
