@@ -127,7 +127,6 @@ def test_the_batch_that_an_error_names_can_be_mixed(tmp_path: Path, capsys: pyte
     assert "has only 6 training images; use --batch-size 2 or" in capsys.readouterr().err
 
 
-
 def test_fine_tuning_lengthens_short_runs_and_says_so(
     weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -151,7 +150,9 @@ def test_fine_tuning_lengthens_short_runs_and_says_so(
 
 def test_fine_tuning_from_random_weights_is_said(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     args = ["train", "digits", "--recipe", "finetune", "--model", "small-cnn", "--per-class", "5"]
-    assert main([*args, "--batch-size", "10", "--epochs", "1", "--out", str(tmp_path), "--device", "cpu"]) == 0
+    assert (
+        main([*args, "--batch-size", "10", "--epochs", "1", "--out", str(tmp_path), "--device", "cpu"]) == 0
+    )
     said = " ".join(capsys.readouterr().err.split())
     assert "small-cnn starts from random weights: the recipe finetune is for pretrained ones" in said
 

@@ -53,8 +53,8 @@ def resolve_recipe(recipe: Recipe, name: str) -> Recipe:
             )
         if name == "finetune":
             print_note(
-                f"{recipe.model} starts from random weights: the recipe finetune is for pretrained ones; pass "
-                "--weights FILE or pretrained"
+                f"{recipe.model} starts from random weights: the recipe finetune is for pretrained ones; "
+                "pass --weights FILE or pretrained"
             )
         return recipe
     from icmixup.lab.models import preprocessing_of, uses_attention, weights_digest

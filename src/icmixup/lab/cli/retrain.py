@@ -76,6 +76,6 @@ def describe_short_training(row: dict[str, Any]) -> str:
     if steps >= FEWEST_STEPS:
         return ""
     return (
-        f"{count(row['after_epochs'], 'epoch')} of {row['train_images']:,} images: {steps} steps of the optimizer, "
-        f"fewer than {FEWEST_STEPS}: the new classifier looks worse than it is; use more --epochs"
+        f"{count(row['after_epochs'], 'epoch')} of {row['train_images']:,} images: {steps} steps of the "
+        f"optimizer, fewer than {FEWEST_STEPS}: the new classifier looks worse than it is; use more --epochs"
     )

@@ -106,7 +106,7 @@ def decode_photos(job: Job, folder: Path) -> Decoded:
 
 
 def check_writable(folder: Path) -> None:
-    """Make the folder of the cache; a ValueError names the remedy if that, or a file in it, cannot be made."""
+    """Make the folder of the cache; a ValueError names the remedy if it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

@@ -85,8 +85,8 @@ def read_split(path: Path, part: str, arrays: Arrays) -> Split:
         )
     if (largest := float(np.abs(features).max(initial=0))) > LARGEST:
         raise ValueError(
-            f"{path}: {part}_features has values up to {largest:.2g}, whose squares are not finite in float32; "
-            f"scale them to {LARGEST:g} at most"
+            f"{path}: {part}_features has values up to {largest:.2g}, whose squares are not finite in "
+            f"float32; scale them to {LARGEST:g} at most"
         )
     if len(labels) == 0 or labels.min() < 0:
         raise ValueError(f"{path}: {part}_labels must be 0 or more, and there must be at least one")
@@ -116,11 +116,13 @@ def given_names(path: Path, array: npt.NDArray[np.generic]) -> tuple[str, ...]:
     if array.ndim != 1:
         raise ValueError(f"{path}: class_names must be (C,), one name for each class, got {array.shape}")
     if array.dtype.kind == "S":
-        array = np.char.decode(array, "utf-8", "backslashreplace")
+        array = np.char.decode(array.astype(np.bytes_), "utf-8", "backslashreplace")
     names = tuple(map(str, array.tolist()))
     twice = [name for name, times in Counter(names).items() if times > 1]
     if twice:
-        raise ValueError(f"{path}: class_names has {twice[0]!r} more than once; give every class its own name")
+        raise ValueError(
+            f"{path}: class_names has {twice[0]!r} more than once; give every class its own name"
+        )
     return names
 
 

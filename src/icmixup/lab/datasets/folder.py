@@ -134,20 +134,20 @@ def check_no_strays(splits: Sequence[Path]) -> None:
         stray = next((path for path in sorted(split.iterdir()) if is_image(path)), None)
         if stray is not None and others.intersection(_list_classes(split)):
             raise ValueError(
-                f"{printable(str(stray))} lies beside the folders of classes in {split.name}/: move such images "
-                "into the folder of a class, or elsewhere"
+                f"{printable(str(stray))} lies beside the folders of classes in {split.name}/: move such "
+                "images into the folder of a class, or elsewhere"
             )
 
 
 def check_no_split(folders: Sequence[Path], splits: Sequence[Path]) -> None:
-    """Raise an error if classes lie beside a split with the same classes, which would become a class itself."""
+    """Raise an error if classes lie beside a split with the same classes, which would become a class too."""
     beside = {folder.name for folder in folders if folder not in splits}
     for split in splits:
         shared = [name for name in _list_classes(split) if name in beside]
         if shared:
             raise ValueError(
-                f"{split.parent} has classes such as {shared[0]!r} beside {split.name}/, which has folders of "
-                f"the same names: move the classes into {split.parent / 'train'}, or {split.name}/ elsewhere"
+                f"{split.parent} has classes such as {shared[0]!r} beside {split.name}/, which has folders "
+                f"of the same names: move the classes into {split.parent / 'train'}, or {split.name}/ elsewhere"
             )
 
 

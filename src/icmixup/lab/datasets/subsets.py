@@ -241,8 +241,8 @@ def round_down(number: float) -> int:
 
 def round_up(number: float) -> float:
     """The smallest number of three digits that is not below a positive number."""
-    digits = 2 - math.floor(math.log10(number))
-    return math.ceil(number * 10**digits) / 10**digits
+    unit = 10.0 ** (2 - math.floor(math.log10(number)))
+    return math.ceil(number * unit) / unit
 
 
 def class_ranks(labels: Tensor) -> Tensor:

@@ -260,8 +260,8 @@ def check_digest(name: str, weights: str | None, digest: str | None) -> None:
     found = weights_digest(name, weights)
     if found != digest:
         raise ValueError(
-            f"{weights} has changed since this run was started (SHA-256 {found}..., was {digest}...); restore "
-            "the file, or run `icmixup compare` or `icmixup train` again, which makes new runs for new weights"
+            f"{weights} has changed since this run was started (SHA-256 {found}..., was {digest}...); "
+            "restore the file, or run `icmixup compare` or `icmixup train` again, which makes new runs"
         )
 
 

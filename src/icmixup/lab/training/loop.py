@@ -444,6 +444,6 @@ def check_sizes(recipe: Recipe, data: Dataset) -> None:
         )
     if recipe.cutout > side and not data.is_features:
         raise ValueError(
-            f"cutout must be at most {side}, the side of the images of {recipe.dataset}, got {recipe.cutout}: "
-            "it would blank most of every image"
+            f"cutout must be at most {side}, the side of the images of {recipe.dataset}, got "
+            f"{recipe.cutout}: it would blank most of every image"
         )
