@@ -83,6 +83,7 @@ LINES = {
     f"{TRAIN} --split 3": "no split 3",
     f"{TRAIN} --nesterov --momentum 0": "nesterov needs a momentum",
     f"{TRAIN} --padding 9 --padding-mode reflect": "padding must be below 8",
+    f"{TRAIN} --cutout 9": "cutout must be at most 8",
     f"{TRAIN} --image-size 4096 --per-class 100": "needs",
     f"{TRAIN} --warmup-epochs 2": "warmup_epochs must be below epochs",
     f"{TRAIN} --lr-drops 1 2": "lr_drops must be below epochs",

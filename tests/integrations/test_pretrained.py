@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,8 +21,11 @@ from icmixup.lab.models import build_model, classifier_of, preprocessing_of, sta
 from icmixup.lab.models import uses_attention as is_transformer  # noqa: E402
 from icmixup.lab.models.timm import sizes_near  # noqa: E402
 from icmixup.lab.training.evaluate import split_scores  # noqa: E402
+from icmixup.lab.training.execution import Execution  # noqa: E402
+from icmixup.lab.training.loop import train  # noqa: E402
 from icmixup.lab.training.optimizer import weight_groups  # noqa: E402
 from icmixup.lab.training.recipe import Recipe  # noqa: E402
+from icmixup.lab.training.trained import export_run, load_trained  # noqa: E402
 
 MODEL = "tf_efficientnet_lite0"
 # Accepted classes: tabby, tiger or Egyptian cat; espresso; missile. The cat is a close call: with timm's own
@@ -115,6 +120,21 @@ def test_preprocessing_is_timms_and_a_config_beside_the_file_comes_first(
     assert preprocessing_of(MODEL, None) is None
 
 
+@pytest.mark.parametrize(
+    ("config", "mean"),
+    [
+        ({"architecture": MODEL, "mean": [0.1, 0.2, 0.3]}, (0.1, 0.2, 0.3)),  # timm's older form
+        ({"architectures": ["ViT"], "mean": [0.1, 0.2, 0.3]}, (0.5, 0.5, 0.5)),  # of another library
+        ([1], (0.5, 0.5, 0.5)),
+    ],
+)
+def test_every_form_of_timms_config_is_read_and_no_other(
+    config: object, mean: tuple[float, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert preprocessing_of(MODEL, str(tmp_path / "model.safetensors")).mean == mean
+
+
 def test_weights_of_another_model_are_refused_with_the_model_that_fits(folder: Path) -> None:
     weights = str(folder / "model.safetensors")
     with pytest.raises(
@@ -123,6 +143,13 @@ def test_weights_of_another_model_are_refused_with_the_model_that_fits(folder: P
         build_model("resnet50.a1_in1k", 5, seed=0, weights=weights)
     with pytest.raises(ValueError, match=rf"of 320 tensors below the head fit .* they fit --model {MODEL}$"):
         build_model("tf_efficientnet_lite2", 5, seed=0, weights=weights)
+
+
+def test_a_file_for_timms_network_of_a_name_of_ours_points_to_its_tagged_name(tmp_path: Path) -> None:
+    path = tmp_path / "resnet18-f37072fd.pth"  # as torchvision calls its file
+    torch.save(timm.create_model("resnet18").state_dict(), path)
+    with pytest.raises(ValueError, match=r"does not fit resnet18: .* they fit --model resnet18\.a1_in1k"):
+        build_model("resnet18", 5, seed=0, weights=str(path))
 
 
 def test_a_name_of_ours_points_to_timms_tagged_names() -> None:
@@ -138,6 +165,21 @@ def test_a_tagged_name_without_weights_says_that_it_is_random() -> None:
 def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no config\.json: local-dir: needs a folder in timm's format"):
         build_model(f"local-dir:{tmp_path}", 5, seed=0, weights="pretrained")
+
+
+def test_an_exported_network_does_not_need_the_folder_its_weights_came_from(
+    folder: Path, tmp_path: Path
+) -> None:
+    start = shutil.copytree(folder, tmp_path / "start")
+    recipe = Recipe(dataset="digits", model=f"local-dir:{start}", weights="pretrained", method="erm")
+    recipe = dataclasses.replace(recipe, per_class=2, image_size=32, batch_size=4, epochs=1, padding=0)
+    execution = Execution(out=tmp_path, data_dir=tmp_path, device="cpu")
+    run = tmp_path / train(recipe, execution)["folder"]
+    export_run(run, tmp_path / "model.safetensors")
+    before = load_trained(run).model.state_dict()
+    shutil.rmtree(start)
+    after = load_trained(tmp_path / "model.safetensors").model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_a_transformer_names_the_sizes_it_can_take() -> None:
@@ -178,7 +220,9 @@ def test_only_transformers_have_layer_decay_by_default() -> None:
 
 def test_the_features_of_a_network_are_the_input_of_its_classifier() -> None:
     assert classifier_of(build_model(MODEL, 5, seed=0), MODEL).in_features == 1280
-    with pytest.raises(ValueError, match=r"one linear classifier, .* has 2"):
+    with pytest.raises(
+        ValueError, match=r"ldam and retrain need a network with one linear classifier, .* has 2"
+    ):
         classifier_of(
             build_model("deit_tiny_distilled_patch16_224", 5, seed=0), "deit_tiny_distilled_patch16_224"
         )

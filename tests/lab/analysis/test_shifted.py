@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -226,6 +227,14 @@ def test_unreadable_other_images_are_counted(root: Path, others: Path, tmp_path:
         pytest.raises(ValueError, match="none of the 1 image files of lost"),
     ):
         evaluate_runs(runs, make_plan(["contrast"], [1], [lost]), data_dir=root, device=CPU)
+
+
+def test_a_broken_link_or_a_name_that_is_not_utf8_does_not_end_the_command(tmp_path: Path) -> None:
+    Image.new("RGB", (4, 4)).save(tmp_path / "whole.png")
+    (tmp_path / "broken.png").symlink_to(tmp_path / "nowhere.png")
+    (tmp_path / os.fsdecode(b"caf\xe9.png")).write_bytes((tmp_path / "whole.png").read_bytes())
+    (found,) = list_others([tmp_path])
+    assert len(found.files) == 3
 
 
 def test_bad_plans_are_named(tmp_path: Path) -> None:

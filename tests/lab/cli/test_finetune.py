@@ -119,6 +119,14 @@ def test_a_batch_that_was_not_given_fits_few_images(
     assert "batch_size is 51, but digits has only 50 training images" in capsys.readouterr().err
 
 
+def test_the_batch_that_an_error_names_can_be_mixed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    rows, labels = np.zeros((6, 3)), np.arange(6) % 2
+    arrays = {"train_features": rows, "train_labels": labels, "test_features": rows, "test_labels": labels}
+    np.savez(tmp_path / "few.npz", **arrays)
+    assert main(["train", str(tmp_path / "few.npz"), "--method", "mixup", "--batch-size", "16"]) == 2
+    assert "has only 6 training images; use --batch-size 2 or" in capsys.readouterr().err
+
+
 def test_fine_tuning_lengthens_short_runs_and_says_so(
     weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -140,6 +148,15 @@ def test_fine_tuning_lengthens_short_runs_and_says_so(
     assert "epoch 30/30" in captured.out
 
 
+def test_fine_tuning_from_random_weights_is_said(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    args = ["train", "digits", "--recipe", "finetune", "--model", "small-cnn", "--per-class", "5"]
+    assert (
+        main([*args, "--batch-size", "10", "--epochs", "1", "--out", str(tmp_path), "--device", "cpu"]) == 0
+    )
+    said = " ".join(capsys.readouterr().err.split())
+    assert "small-cnn starts from random weights: the recipe finetune is for pretrained ones" in said
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -149,6 +166,7 @@ def test_fine_tuning_lengthens_short_runs_and_says_so(
         (["nowhere.npz"], "no file 'nowhere.npz'"),
         (["nowhere.npz", "--methods", "erm", "cutmix"], "cutmix: methods that cut regions"),
         (["nowhere.npz", "--weights", "a.pt"], "holds features, so --weights has no use"),
+        (["nowhere.npz", "--image-size", "32"], "holds features, so --image-size has no use"),
     ],
 )
 def test_errors_are_one_line(args: list[str], message: str, capsys: pytest.CaptureFixture) -> None:

@@ -81,6 +81,23 @@ def test_missing_or_other_predictions_leave_intervals_for_seeds(execution: Execu
     assert read_correct(without_folder, execution.out) == (None, "no predictions of test images")
 
 
+def test_files_that_were_renamed_between_runs_are_the_same_images(
+    execution: Execution, rows: tuple[Row, ...]
+):
+    folder = execution.out / rows[0]["folder"]
+    kept = read_predictions(folder)
+    renamed = kept._replace(file_names=tuple(f"{row}.png" for row in range(len(kept.labels))))
+    try:
+        write_predictions(folder, renamed)
+        correct, reason = read_correct(rows, execution.out)
+        assert correct is not None
+        assert reason == ""
+        other = [{**rows[0], "fingerprint": "0" * 12}, *rows[1:]]
+        assert read_correct(other, execution.out) == (None, "runs were tested on different images")
+    finally:
+        write_predictions(folder, kept)
+
+
 def test_seeds_that_one_method_lacks_are_left_out_of_its_pairs(execution: Execution, rows: tuple[Row, ...]):
     correct, _ = read_correct(rows, execution.out)
     fewer = [row for row in rows if (row["method"], row["seed"]) != ("erm", 1)]

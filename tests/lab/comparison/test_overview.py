@@ -66,6 +66,15 @@ def test_data_that_cannot_answer_is_warned_about() -> None:
     assert find_warnings(dataclasses.replace(QUICK, epochs=300), made([0, 1, 2] * 400)) == []
 
 
+def test_names_of_classes_that_are_probably_one_class_are_warned_about() -> None:
+    data = made([0, 1, 2] * 400)
+    recipe = dataclasses.replace(QUICK, epochs=300)
+    twice = dataclasses.replace(data, class_names=("Snow goose", "swan", "snow_Goose "))
+    (warning,) = find_warnings(recipe, twice)
+    assert warning.startswith("classes 'Snow goose' and 'snow_Goose ' differ only in case or spaces")
+    assert find_warnings(recipe, dataclasses.replace(data, class_names=("a", "b", "c"))) == []
+
+
 def test_test_images_that_were_trained_on_are_counted() -> None:
     clean = made([0, 1, 2] * 400)
     images = clean.test.images.clone()

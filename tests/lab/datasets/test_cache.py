@@ -213,6 +213,15 @@ def test_of_two_commands_at_once_one_decodes_and_the_other_waits(photos: Path) -
 
 
 @pytest.mark.slow
+def test_a_cache_that_cannot_be_written_names_the_setting_that_moves_it(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (photos.parent / "file").write_text("")
+    monkeypatch.setenv("ICMIXUP_CACHE", str(photos.parent / "file" / "cache"))
+    with pytest.raises(ValueError, match=r"cannot be stored in .*cache .*: set ICMIXUP_CACHE to a folder"):
+        load(photos)
+
+
 def test_a_full_disk_is_reported_with_the_space_that_is_needed(photos: Path) -> None:
     # A file system of its own, in a name space of its own: no other process sees it.
     small = photos.parent / "small"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from icmixup.lab import datasets as datasets_module
 from icmixup.lab.datasets import (
     DATASETS,
     DataSpec,
+    Preprocessing,
     deic_rows,
     draw_ldam_subset,
     draw_subset,
@@ -38,6 +40,27 @@ def test_long_tails_have_the_totals_of_the_paper_for_a_factor_and_its_inverse(
     assert int(counts.sum()) == total
     assert (int(counts[0]), int(counts[-1])) == (size, size * imbalance)
     assert torch.equal(subset_counts(full, imbalance=1 / imbalance), counts)
+
+
+def test_grey_images_are_normalised_with_one_constant_of_pretrained_weights() -> None:
+    prepared = Preprocessing(image_size=8, mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.2))
+    data = load_dataset(DataSpec("digits", per_class=2), Path("none"), preprocessing=prepared)
+    assert data.train.images.shape[1] == len(data.mean) == len(data.std) == 1
+    assert (data.mean[0], data.std[0]) == pytest.approx((0.5, 0.2))
+
+
+@pytest.mark.parametrize("largest", [3, 30, 49, 98, 103, 107])
+def test_the_imbalances_that_an_error_names_leave_one_image(largest: int) -> None:
+    full = torch.full((5,), largest)
+    with pytest.raises(ValueError, match="leaves no image of class '4'") as error:
+        subset_counts(full, imbalance=2.0 * largest)
+    named = re.search(r"use (\S+) or more \(or (\d+) at most\)", str(error.value))
+    assert named is not None
+    assert [int(subset_counts(full, imbalance=float(value))[-1]) for value in named.groups()] == [1, 1]
+
+
+def test_a_size_that_is_a_whole_number_is_not_rounded_down_below_it() -> None:
+    assert subset_counts(torch.full((2,), 100), imbalance=0.29).tolist() == [100, 29]
 
 
 def test_per_class_comes_before_fraction_and_fraction_before_imbalance() -> None:

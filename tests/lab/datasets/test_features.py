@@ -49,6 +49,19 @@ def test_a_constant_column_becomes_zero_and_not_nan(tmp_path: Path) -> None:
     assert data.test.images.isfinite().all()
 
 
+def test_a_column_in_other_units_does_not_keep_the_others_from_being_standardised(tmp_path: Path) -> None:
+    given = arrays()["train_features"].copy()
+    given[:, 0] *= 1e9  # for example a time in nanoseconds beside shares of one
+    data = load_dataset(DataSpec(str(write(tmp_path / "made.npz", train_features=given))), tmp_path)
+    spread = data.train.images.std(dim=0, correction=0)
+    torch.testing.assert_close(spread, torch.ones_like(spread), rtol=1e-4, atol=0)
+
+
+def test_names_of_classes_may_be_bytes(tmp_path: Path) -> None:
+    path = write(tmp_path / "made.npz", class_names=np.array([b"cat", b"dog", b"emu"]))
+    assert load_dataset(DataSpec(str(path)), tmp_path).class_names == ("cat", "dog", "emu")
+
+
 def test_subsets_are_taken_as_of_images(tmp_path: Path) -> None:
     path = str(write(tmp_path / "made.npz"))
     assert load_dataset(DataSpec(path, per_class=4), tmp_path).class_counts.tolist() == [4, 4, 4]
@@ -80,6 +93,9 @@ def test_without_names_classes_are_numbers(tmp_path: Path) -> None:
         ({"class_names": np.array(["cat", "dog"])}, "highest label is 2, but there are 2 class_names"),
         ({"class_names": np.array(["a", "b", "c", "d"])}, "1 of 4 classes have no training example.*'d'"),
         ({"class_names": np.array(["a", "b", None], dtype=object)}, "save class_names as text"),
+        ({"class_names": np.array(["cat", "dog", "cat"])}, "class_names has 'cat' more than once"),
+        ({"class_names": np.array([["a", "b"], ["c", "d"]])}, r"class_names must be \(C,\).*got \(2, 2\)"),
+        ({"train_features": np.full((60, 5), -1e30)}, r"train_features has values up to 1e\+30"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_explained(

@@ -345,6 +345,46 @@ def test_a_class_called_train_beside_other_classes_is_a_class(tmp_path: Path) ->
     assert dataset.split_by == "a fifth of each class held out"
 
 
+@pytest.mark.parametrize("split", ["test", "Val", "train"])
+def test_a_split_beside_its_own_classes_does_not_become_a_class(split: str, tmp_path: Path) -> None:
+    make_classes(tmp_path)
+    make_classes(tmp_path / split)
+    with pytest.raises(ValueError, match=rf"classes such as 'blue' beside {split}/, which has folders of"):
+        load_dataset(DataSpec(str(tmp_path)), tmp_path)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_stray_image_does_not_turn_splits_into_classes(split: str, tmp_path: Path) -> None:
+    for folder in ("train", "val"):
+        make_classes(tmp_path / folder)
+    save(tmp_path / split / "overview.png", Image.new("RGB", (12, 12)))
+    with pytest.raises(ValueError, match=rf"overview\.png lies beside the folders of classes in {split}/"):
+        load_dataset(DataSpec(str(tmp_path)), tmp_path)
+
+
+def test_a_test_folder_without_images_is_not_replaced_by_training_images(tmp_path: Path) -> None:
+    make_classes(tmp_path / "train")
+    (tmp_path / "test" / "blue").mkdir(parents=True)
+    (tmp_path / "test" / "blue" / "labels.csv").write_text("")
+    with pytest.raises(ValueError, match=r"test has folders of classes but no images: add test images"):
+        load_dataset(DataSpec(str(tmp_path)), tmp_path)
+
+
+def test_a_folder_around_the_classes_names_the_one_to_pass(tmp_path: Path) -> None:
+    make_classes(tmp_path / "images")
+    with pytest.raises(ValueError, match=rf"one class, 'images', .*: pass {tmp_path / 'images'}"):
+        load_dataset(DataSpec(str(tmp_path)), tmp_path)
+
+
+def test_pixels_without_a_known_range_are_reported_and_not_black(tmp_path: Path) -> None:
+    make_classes(tmp_path, size=(80, 80))
+    ramp = np.arange(6400).reshape(80, 80) % 256  # as 16 bits, all of it would be black
+    save(tmp_path / "blue" / "integers.tif", Image.fromarray(ramp.astype(np.int32)))
+    save(tmp_path / "blue" / "floats.tif", Image.fromarray(ramp.astype(np.float32)))
+    skipped = load_dataset(DataSpec(str(tmp_path)), tmp_path).skipped
+    assert [text.partition(": ")[2][:14] for text in skipped] == ["floating-point", "32-bit pixels "]
+
+
 def test_a_test_set_that_lacks_a_class_is_accepted(tmp_path: Path) -> None:
     make_classes(tmp_path / "train", per_class=4)
     make_classes(tmp_path / "test", per_class=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ FILES = {
     },
     "data parallel": lambda: {"module." + name: value for name, value in saved().items()},
     "compiled and wrapped": lambda: {"model": {f"module._orig_mod.{k}": v for k, v in saved().items()}},
+    "with the arguments of timm's train.py": lambda: {"state_dict": saved(), "args": Namespace(lr=0.1)},
 }
 
 
@@ -48,6 +50,29 @@ def test_safetensors_give_the_same_network_as_a_state_dict(tmp_path: Path) -> No
         for name in ("weights.safetensors", "weights.pt")
     )
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_safetensors_may_have_a_prefix_as_a_state_dict_may(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    state = {f"model.{name}": value.contiguous() for name, value in saved().items()}
+    safetensors.save_file(state, tmp_path / "weights.safetensors")
+    report = build_model("small-cnn", 9, seed=0, weights=str(tmp_path / "weights.safetensors")).load_report
+    assert report.missing == report.unused == ()
+
+
+def test_a_prefix_is_found_beside_the_tensors_of_a_loss(tmp_path: Path) -> None:
+    state = {f"model.{name}": value for name, value in saved().items()}
+    torch.save({"state_dict": {**state, "criterion.weight": torch.ones(4)}}, tmp_path / "lightning.ckpt")
+    report = build_model("small-cnn", 9, seed=0, weights=str(tmp_path / "lightning.ckpt")).load_report
+    assert (report.missing, report.unused) == ((), ("criterion.weight",))
+
+
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None:
+    state = saved()
+    state["stem.1.bias"] = state["stem.1.bias"] * float("nan")
+    torch.save(state, tmp_path / "weights.pt")
+    with pytest.raises(ValueError, match=r"NaN or infinite values in 1 of \d+ tensors.*stem\.1\.bias"):
+        build_model("small-cnn", 9, seed=0, weights=str(tmp_path / "weights.pt"))
 
 
 def test_the_head_is_new_even_if_the_number_of_classes_agrees(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from icmixup.lab.training.features import Known, Part, compute_features, feature
 from icmixup.lab.training.loop import train
 from icmixup.lab.training.ranks import wrap_for_ranks
 from icmixup.lab.training.recipe import HEAD, Recipe
-from icmixup.lab.training.step import make_learner, make_step
+from icmixup.lab.training.step import initial_model, make_learner, make_step
 from icmixup.pairs import draw_mixup
 
 CPU = torch.device("cpu")
@@ -126,6 +126,23 @@ def test_features_of_an_interrupted_command_are_kept(
     images = torch.cat([digits.train.images, digits.test.images])
     assert sum(computed) + sum(rest) == len(images.flatten(1).unique(dim=0))  # each image once
     torch.testing.assert_close(again.train.images, whole.train.images, rtol=1e-3, atol=1e-4)
+
+
+def test_features_keep_the_names_of_their_files(recipe: Recipe, digits: Dataset, tmp_path: Path) -> None:
+    names = tuple(f"{row}.png" for row in range(len(digits.test)))
+    data = replace(digits, test=replace(digits.test, file_names=names))
+    assert feature_dataset(recipe, data, tmp_path, CPU).test.file_names == names
+
+
+def test_features_are_never_those_of_a_weights_file_that_has_changed(
+    recipe: Recipe, digits: Dataset, tmp_path: Path
+) -> None:
+    torch.save(build_model("small-cnn", 4, channels=1, seed=8).state_dict(), str(recipe.weights))
+    with pytest.raises(ValueError, match=r"weights\.pt has changed since this run was started"):
+        feature_dataset(recipe, digits, tmp_path, CPU)
+    assert not list(tmp_path.glob("*.npz"))
+    with pytest.raises(ValueError, match=r"weights\.pt has changed since this run was started"):
+        initial_model(replace(recipe, train="all"), digits)
 
 
 def test_damaged_stored_features_are_computed_again(recipe: Recipe, digits: Dataset, tmp_path: Path) -> None:

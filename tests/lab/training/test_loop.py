@@ -356,6 +356,19 @@ def test_every_method_trains_on_digits_and_on_a_folder(
 # What goes wrong
 
 
+def test_a_test_set_that_cannot_be_evaluated_is_refused_before_training(
+    digits: Dataset, tmp_path: Path
+) -> None:
+    single = dataclasses.replace(digits, test=digits.test[torch.tensor([0])])
+    execution = Execution(out=tmp_path, data_dir=tmp_path, device="cpu", dataset=single)
+
+    def progress(_: RunProgress) -> None:
+        raise AssertionError("it was trained")
+
+    with pytest.raises(ValueError, match="at least 2 images, got 1"):
+        train(TINY, execution, progress)
+
+
 def test_a_batch_larger_than_the_data_is_refused_with_a_size_that_fits(
     digits: Dataset, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from icmixup.lab.cli import main
+from icmixup.lab.cli.retrain import describe_short_training
 from icmixup.lab.datasets import Dataset, Split
 from icmixup.lab.models import classifier_of
 from icmixup.lab.training import retrain as module
@@ -172,6 +173,16 @@ def test_classifiers_of_heads_on_features_can_be_changed_too(
     assert len({row["folder"] for row in rows}) == 3
 
 
+def test_a_new_classifier_of_few_steps_is_said_to_look_worse_than_it_is(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["retrain", str(run), "--how", "crt", "--epochs", "1", "--device", "cpu"]) == 0
+    assert "fewer than 300: the new classifier looks worse than it is" in capsys.readouterr().err
+    row = {"train_images": 640, "batch_size": 64}
+    assert describe_short_training({**row, "after_epochs": 30}) == ""
+    assert "290 steps" in describe_short_training({**row, "after_epochs": 29})
+
+
 def test_what_cannot_be_done_is_named(
     run: Path, execution: Execution, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,6 +191,7 @@ def test_what_cannot_be_done_is_named(
         (tmp_path / "no-weights" / name).write_bytes((run / name).read_bytes())
     with pytest.raises(ValueError, match=r"no-weights has no weights: there is no checkpoint.pt"):
         retrain(tmp_path / "no-weights", "crt", execution)
+    assert [path.name for path in tmp_path.iterdir()] == ["no-weights"]  # no empty run beside it
     whole = dataclasses.replace(RECIPE, held_out=0.0, epochs=1)
     folder = execution.out / train(whole, execution)["folder"]
     with pytest.raises(ValueError, match=r"held out no images .* pass --tau .* --held-out 0.2"):

@@ -47,11 +47,16 @@ def list_others(folders: Sequence[Path]) -> tuple[OtherImages, ...]:
 
 
 def hash_files(folder: Path, files: Sequence[Path]) -> str:
-    """Twelve hexadecimal digits of the names and contents of files."""
+    """Twelve hexadecimal digits of the names and contents of files; a file that cannot be opened has none."""
     content = hashlib.blake2b()
     for file in files:
-        content.update(f"{file.relative_to(folder).as_posix()}\0{file.stat().st_size}\0".encode())
-        content.update(file.read_bytes())
+        try:
+            found = file.read_bytes()
+        except OSError:  # reported when it is to be shown to a network
+            found = b""
+        name = file.relative_to(folder).as_posix().encode(errors="surrogateescape")
+        content.update(name + f"\0{len(found)}\0".encode())
+        content.update(found)
     return content.hexdigest()[:12]
 
 

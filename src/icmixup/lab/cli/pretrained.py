@@ -43,11 +43,18 @@ def resolve_recipe(recipe: Recipe, name: str) -> Recipe:
     if is_features(recipe.dataset):
         if recipe.weights is not None:
             raise ValueError(f"{recipe.dataset} holds features, so --weights has no use; leave it out")
+        if recipe.image_size is not None:
+            raise ValueError(f"{recipe.dataset} holds features, so --image-size has no use; leave it out")
         return dataclasses.replace(recipe, model=LINEAR, train="head")
     if recipe.weights is None:
         if recipe.train == "head":
             raise ValueError(
                 "--train head needs the features of pretrained weights; pass --weights FILE or pretrained"
+            )
+        if name == "finetune":
+            print_note(
+                f"{recipe.model} starts from random weights: the recipe finetune is for pretrained ones; "
+                "pass --weights FILE or pretrained"
             )
         return recipe
     from icmixup.lab.models import preprocessing_of, uses_attention, weights_digest

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tyro import conf
 
 from icmixup.lab.cli.shared import Flag, data_folder
+from icmixup.lab.cli.terminal import count, print_note
 
 SUMMARY = "Change the classifier of a trained run for a long tail; all other weights stay as they are."
 HELP = f"""{SUMMARY}
@@ -61,4 +63,19 @@ def run_retrain(flags: RetrainFlags) -> int:
         row = retrain(path, flags.how, execution, tau=flags.tau, epochs=flags.epochs)
         tau = "" if row["tau_used"] is None else f"  tau {row['tau_used']:g}"
         print(f"{path.parent / row['folder']}{tau}  accuracy {row['accuracy']:.1f}")
+        if flags.how == "crt" and (note := describe_short_training(row)):
+            print_note(note)
     return 0
+
+
+def describe_short_training(row: dict[str, Any]) -> str:
+    """A warning if a new classifier was trained for too few steps to be compared, otherwise "" """
+    from icmixup.lab.training.recipe import FEWEST_STEPS
+
+    steps = row["after_epochs"] * math.ceil(row["train_images"] / row["batch_size"])
+    if steps >= FEWEST_STEPS:
+        return ""
+    return (
+        f"{count(row['after_epochs'], 'epoch')} of {row['train_images']:,} images: {steps} steps of the "
+        f"optimizer, fewer than {FEWEST_STEPS}: the new classifier looks worse than it is; use more --epochs"
+    )

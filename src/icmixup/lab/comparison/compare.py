@@ -238,10 +238,20 @@ def read_correct(rows: Sequence[Row], runs: Path, intervals: str = "both") -> tu
         found = {(row["method"], row["seed"]): read_predictions(runs / row["folder"]) for row in rows}
     except (KeyError, ValueError) as error:
         return None, f"{NO_PREDICTIONS}: {error}" if isinstance(error, ValueError) else NO_PREDICTIONS
-    tested = {(one.labels.tobytes(), one.file_names) for one in found.values()}
-    if len(tested) > 1:
+    named = {one.file_names for one in found.values()}
+    labels = {one.labels.tobytes() for one in found.values()}
+    if len(labels) > 1 or (len(named) > 1 and not have_same_fingerprint(rows)):
         return None, "runs were tested on different images"
     return {run: predictions.correct for run, predictions in found.items()}, ""
+
+
+def have_same_fingerprint(rows: Sequence[Row]) -> bool:
+    """Whether runs have the same images in the same order, by their content: files may have been renamed.
+
+    Pooled folds are ordered by the names of files, so these must agree as well.
+    """
+    found = {row.get("fingerprint") for row in rows}
+    return len(found) == 1 and None not in found and not any(row.get("fold_folders") for row in rows)
 
 
 def summarise(

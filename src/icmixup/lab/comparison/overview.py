@@ -196,9 +196,22 @@ def find_warnings(recipe: Recipe, data: Dataset, tested: int | None = None) -> l
     if missing:
         names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         found.append(f"{len(missing)} of {data.num_classes} classes have no test images: {names}")
+    if alike := similar_names(data.class_names):
+        found.append(
+            f"classes {' and '.join(map(repr, alike))} differ only in case or spaces; if they are one class, "
+            "merge their folders"
+        )
     if leak := describe_leak(data, folds=recipe.folds is not None):
         found.append(leak)
     return found
+
+
+def similar_names(names: Sequence[str]) -> tuple[str, ...]:
+    """The first names of classes that are the same but for case and spaces; none if there are no such."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault("".join(name.casefold().replace("_", " ").split()), []).append(name)
+    return next((tuple(group) for group in groups.values() if len(group) > 1), ())
 
 
 def describe_leak(data: Dataset, *, folds: bool = False) -> str:

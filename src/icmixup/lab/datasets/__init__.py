@@ -155,11 +155,18 @@ def make_dataset(
         whole = Dataset(spec.dataset, train, source.test, source.class_names, (), (), held_out=held)
         return standardise(whole)
     if preprocessing is not None:
-        mean, std = preprocessing.mean, preprocessing.std
+        channels = int(train.images.shape[1])
+        mean, std = (fit_channels(values, channels) for values in (preprocessing.mean, preprocessing.std))
     else:
         mean, std = _known_statistics(spec) or measure_statistics(train.images)
     about = (source.skipped, source.split_by, source.original_size)
     return Dataset(spec.dataset, train, source.test, source.class_names, mean, std, *about, held_out=held)
+
+
+def fit_channels(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    """Constants of pretrained weights for that many channels: grey images get their mean, as the filters of
+    the first layer are summed for them."""
+    return values if len(values) == channels else (sum(values) / len(values),) * channels
 
 
 def _known_statistics(spec: DataSpec) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

@@ -13,11 +13,13 @@ changed have another key, and old pixels are never used for them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -36,6 +38,7 @@ from icmixup.lab.images.tasks import Hashed, Place, decode_place, hash_file, rec
 VERSION = 1  # change it when the same file would be decoded to other pixels
 MEMORY_BYTES = 128 << 20  # photos up to this size stay in memory, and are decoded again by every process
 LIMIT_GB = 50.0
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR)
 Output = TypeVar("Output")
 
 
@@ -93,13 +96,27 @@ def decode_photos(job: Job, folder: Path) -> Decoded:
         shapes = _read_shapes(job)
         if photo_bytes(_sizes(shapes)) <= MEMORY_BYTES:
             return _decode_to_memory(job, shapes)
-    folder.mkdir(parents=True, exist_ok=True)
+    check_writable(folder)
     hashes = hash_files(job, folder)
     entry = folder / _key(job, hashes)
     with wait_for_lock(folder, entry.name):
         if not (entry / "photos.json").exists():
             _write_entry(entry, job, shapes or _read_shapes(job), hashes)
         return _read_entry(entry)
+
+
+def check_writable(folder: Path) -> None:
+    """Make the folder of the cache; a ValueError names the remedy if it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        if error.errno not in NOT_WRITABLE:
+            raise
+        raise ValueError(
+            f"decoded photos cannot be stored in {folder} ({error.strerror}): set ICMIXUP_CACHE to a folder "
+            "that can be written"
+        ) from error
 
 
 def _read_shapes(job: Job) -> list[Shape | str]:

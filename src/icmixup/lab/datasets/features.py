@@ -10,6 +10,7 @@ N training and M test examples, D features, C classes.
 from __future__ import annotations
 
 import zipfile
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from icmixup.lab.datasets.subsets import Dataset, Source, Split
 
 FEATURES_SUFFIX = ".npz"
 ARRAYS = ("train_features", "train_labels", "test_features", "test_labels")
+LARGEST = 1e15  # of a feature: standard deviations are computed in float32
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 
@@ -81,6 +83,11 @@ def read_split(path: Path, part: str, arrays: Arrays) -> Split:
             f"{path}: {len(rows)} of {len(features)} rows of {part}_features are not finite in float32, the "
             f"first is row {rows[0]}"
         )
+    if (largest := float(np.abs(features).max(initial=0))) > LARGEST:
+        raise ValueError(
+            f"{path}: {part}_features has values up to {largest:.2g}, whose squares are not finite in "
+            f"float32; scale them to {LARGEST:g} at most"
+        )
     if len(labels) == 0 or labels.min() < 0:
         raise ValueError(f"{path}: {part}_labels must be 0 or more, and there must be at least one")
     return Split(torch.from_numpy(features), torch.from_numpy(labels.astype(np.int64)))
@@ -89,7 +96,7 @@ def read_split(path: Path, part: str, arrays: Arrays) -> Split:
 def read_names(path: Path, arrays: Arrays, train: Split, test: Split) -> tuple[str, ...]:
     """The names of the classes, numbers by default; every class needs a training example."""
     highest = int(torch.cat([train.labels, test.labels]).max())
-    names = tuple(map(str, arrays["class_names"].tolist())) if "class_names" in arrays else ()
+    names = given_names(path, arrays["class_names"]) if "class_names" in arrays else ()
     names = names or tuple(str(label) for label in range(highest + 1))
     if highest >= len(names):
         raise ValueError(f"{path}: the highest label is {highest}, but there are {len(names)} class_names")
@@ -104,13 +111,31 @@ def read_names(path: Path, arrays: Arrays, train: Split, test: Split) -> tuple[s
     return names
 
 
+def given_names(path: Path, array: npt.NDArray[np.generic]) -> tuple[str, ...]:
+    """The names in a file, each once: tables by class could not tell two of the same name apart."""
+    if array.ndim != 1:
+        raise ValueError(f"{path}: class_names must be (C,), one name for each class, got {array.shape}")
+    if array.dtype.kind == "S":
+        array = np.char.decode(array.astype(np.bytes_), "utf-8", "backslashreplace")
+    names = tuple(map(str, array.tolist()))
+    twice = [name for name, times in Counter(names).items() if times > 1]
+    if twice:
+        raise ValueError(
+            f"{path}: class_names has {twice[0]!r} more than once; give every class its own name"
+        )
+    return names
+
+
 def standardise(dataset: Dataset) -> Dataset:
     """The features with mean 0 and standard deviation 1 in each column of the training set."""
     train = dataset.train.images
     assert isinstance(train, Tensor)
     mean = train.mean(dim=0)
     spread = train.std(dim=0, correction=0)
-    scale = torch.where(spread > 1e-6 * spread.max(), spread, torch.ones_like(spread))  # a constant column
+    # A constant column stays as it is. One of network features that is nearly constant, too: noise. What is
+    # usual is the median, since one column of a table may be in other units than all the others.
+    usual = spread[spread > 0].median() if spread.any() else spread.new_ones(())
+    scale = torch.where(spread > 1e-6 * usual, spread, torch.ones_like(spread))
 
     def scaled(split: Split) -> Split:
         assert isinstance(split.images, Tensor)

@@ -82,19 +82,31 @@ def list_folder(root: Path) -> Listed:
     """The image files of a folder that `read_folder` reads."""
     train_root, test_root = find_splits(root)
     folders = _list_classes(train_root)
-    check_class_names(folders, str(train_root), "make one folder per class, with images in it")
+    check_class_names(folders, str(train_root), describe_remedy(train_root, folders))
     train_files, names = list_files(train_root, folders), tuple(map(printable, folders))
     if test_root is None:
         return Listed(train_files, [], names, "")
     test_files = list_files(test_root, folders)
+    if not test_files:  # images held out instead would be another test set than the one meant
+        raise ValueError(
+            f"{test_root} has folders of classes but no images: add test images, or remove the folder, and a "
+            "fifth of the training images is held out"
+        )
     return Listed(train_files, test_files, names, f"folders {train_root.name} and {test_root.name}")
+
+
+def describe_remedy(root: Path, folders: Sequence[str]) -> str:
+    """What to do about a folder with fewer than two classes."""
+    if folders and len(_list_classes(root / folders[0])) > 1 and not has_images(root / folders[0]):
+        return f"pass {root / folders[0]}, if its folders are the classes, or make one folder per class"
+    return "make one folder per class, with images in it"
 
 
 def find_splits(root: Path) -> tuple[Path, Path | None]:
     """The folders of training and test classes; the second is None if there is no test set.
 
     A split contains folders and no images of its own. If a folder beside them contains images, it is a class,
-    and so is `train`.
+    and so is `train`; but not if folders inside of `train` or `test` have the names of those beside it.
     """
     folders = [root / name for name in _list_classes(root)]
     splits = [folder for folder in folders if _list_classes(folder) and not has_images(folder)]
@@ -103,7 +115,9 @@ def find_splits(root: Path) -> tuple[Path, Path | None]:
         for names in (TRAIN_FOLDERS, TEST_FOLDERS)
     )
     known = {*TRAIN_FOLDERS, *TEST_FOLDERS}
+    check_no_strays([folder for folder in folders if folder.name.lower() in known])
     if not trains or any(has_images(folder) for folder in folders if folder.name.lower() not in known):
+        check_no_split(folders, [*trains, *tests])
         return root, None
     if len(trains) > 1:
         raise ValueError(
@@ -111,6 +125,30 @@ def find_splits(root: Path) -> tuple[Path, Path | None]:
             "keep one of them"
         )
     return trains[0], tests[0] if tests else None
+
+
+def check_no_strays(splits: Sequence[Path]) -> None:
+    """Raise an error if an image lies beside the classes of a split, which would then not count as one."""
+    for split in splits:
+        others = {name for other in splits if other != split for name in _list_classes(other)}
+        stray = next((path for path in sorted(split.iterdir()) if is_image(path)), None)
+        if stray is not None and others.intersection(_list_classes(split)):
+            raise ValueError(
+                f"{printable(str(stray))} lies beside the folders of classes in {split.name}/: move such "
+                "images into the folder of a class, or elsewhere"
+            )
+
+
+def check_no_split(folders: Sequence[Path], splits: Sequence[Path]) -> None:
+    """Raise an error if classes lie beside a split with the same classes, which would become a class too."""
+    beside = {folder.name for folder in folders if folder not in splits}
+    for split in splits:
+        shared = [name for name in _list_classes(split) if name in beside]
+        if shared:
+            raise ValueError(
+                f"{split.parent} has classes such as {shared[0]!r} beside {split.name}/, which has folders "
+                f"of the same names: move the classes into {split.parent / 'train'}, or {split.name}/ elsewhere"
+            )
 
 
 def has_images(folder: Path) -> bool:

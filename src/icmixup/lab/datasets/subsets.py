@@ -225,13 +225,24 @@ def _long_tail_counts(counts: Tensor, imbalance: float, names: Sequence[str]) ->
     if factor == 1:
         return counts
     largest, last = int(counts.max()), len(counts) - 1
-    tail = [int(largest * factor ** (label / last)) for label in range(len(counts))]
+    tail = [round_down(largest * factor ** (label / last)) for label in range(len(counts))]
     if tail[-1] < 1:
         raise ValueError(
             f"imbalance {imbalance} leaves no image of class {names[-1]!r}: the largest class has {largest} "
-            f"images, so use {1 / largest:.3g} (or {largest}) at most, or more images"
+            f"images, so use {round_up(1 / largest):g} or more (or {largest} at most), or more images"
         )
     return torch.minimum(counts, torch.tensor(tail))
+
+
+def round_down(number: float) -> int:
+    """The largest integer up to a number, which floats may have put just below one: 49 / 49 or 100 x 0.29."""
+    return int(number * (1 + 1e-12))
+
+
+def round_up(number: float) -> float:
+    """The smallest number of three digits that is not below a positive number."""
+    unit = 10.0 ** (2 - math.floor(math.log10(number)))
+    return math.ceil(number * unit) / unit
 
 
 def class_ranks(labels: Tensor) -> Tensor:

@@ -166,8 +166,10 @@ def upright(image: Image.Image) -> Image.Image:
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """Convert an image of any Pillow mode to RGB; one that is in that mode is not copied."""
-    if image.mode == "F":
-        raise ValueError("floating-point pixels have no known range: save the image with 8 bits per channel")
+    # A PNG in mode I has 16 bits, in early versions of Pillow.
+    if image.mode == "F" or (image.mode == "I" and image.format != "PNG"):
+        kind = "floating-point" if image.mode == "F" else "32-bit"
+        raise ValueError(f"{kind} pixels have no known range: save the image with 8 bits per channel")
     if image.mode.startswith("I"):  # convert("RGB") would clip 16-bit values at 255
         image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
     if image.has_transparency_data:

@@ -33,6 +33,8 @@ from icmixup.lab.models.timm import (
     is_transformer,
     list_timm_models,
     models_that_fit,
+    portable_name,
+    pretrained_config,
     published_weights,
     timm,
     timm_preprocessing,
@@ -41,6 +43,7 @@ from icmixup.lab.models.timm import (
 from icmixup.lab.models.weights import (
     LoadReport,
     WeightsDoNotFit,
+    check_finite,
     copy_weights,
     digest_file,
     fits,
@@ -58,8 +61,10 @@ __all__ = [
     "WeightsDoNotFit",
     "build_linear",
     "build_model",
+    "check_digest",
     "classifier_of",
     "is_own",
+    "portable_name",
     "preprocessing_of",
     "replace_classifier",
     "start_note",
@@ -166,6 +171,7 @@ def load_weights(
     report = match_weights(model, state, head)
     if not fits(report):
         raise WeightsDoNotFit(describe_misfit(name, weights, state, report, file))
+    check_finite(state, report, weights)
     copy_weights(model, state, report)
     shrink_head(model, report)
     model.load_report = report  # type: ignore[assignment]
@@ -192,7 +198,7 @@ def describe_misfit(
     missing = f"for example {name_some(report.missing)}"
     found = [] if file is None or not has_timm() else models_that_fit(dict(state), name, file)
     remedy = (
-        f"they fit --model {' or '.join(found[:3])}"
+        f"they fit --model {' or '.join(map(unambiguous_name, found[:3]))}"
         if found
         else "pass the --model that they were saved from"
     )
@@ -202,14 +208,19 @@ def describe_misfit(
     )
 
 
+def unambiguous_name(name: str) -> str:
+    """The name under which --model finds timm's network, where one of ours has the same name."""
+    return f"{name}.{pretrained_config(name)['tag']}" if name in MODELS else name
+
+
 def classifier_of(model: nn.Module, name: str) -> nn.Linear:
     """The linear layer whose input are the features of a network."""
     names = ("classifier",) if name in MODELS else head_names(name)
     heads = [module for head in names if isinstance(module := model.get_submodule(head), nn.Linear)]
     if len(heads) != 1:
         raise ValueError(
-            f"--train head needs a network with one linear classifier, {name} has {len(heads)}; use --train "
-            "all, or another --model"
+            f"--train head, ldam and retrain need a network with one linear classifier, {name} has "
+            f"{len(heads)}; use another --model, or --train all with another method"
         )
     return heads[0]
 
@@ -240,6 +251,18 @@ def weights_digest(name: str, weights: str | None) -> str | None:
     if not file.is_file():
         read_weights(file)  # raises
     return digest_file(file)
+
+
+def check_digest(name: str, weights: str | None, digest: str | None) -> None:
+    """Raise an error if a weights file has another content than the one with this digest."""
+    if weights is None or digest is None:
+        return
+    found = weights_digest(name, weights)
+    if found != digest:
+        raise ValueError(
+            f"{weights} has changed since this run was started (SHA-256 {found}..., was {digest}...); "
+            "restore the file, or run `icmixup compare` or `icmixup train` again, which makes new runs"
+        )
 
 
 def start_note(name: str, weights: str | None) -> str:

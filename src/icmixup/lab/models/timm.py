@@ -80,6 +80,18 @@ def create(name: str, **arguments: object) -> nn.Module:
     return model
 
 
+def portable_name(name: str) -> str:
+    """A name that means the same network on another machine: for local-dir:FOLDER, timm's architecture.
+
+    A folder whose config.json changes the architecture has no such name, and keeps its own.
+    """
+    path = Path(name.removeprefix(LOCAL)) / "config.json"
+    if not name.startswith(LOCAL) or not path.is_file():
+        return name
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return name if content.get("model_args") else str(content["architecture"])
+
+
 @cache
 def pretrained_config(name: str) -> dict[str, Any]:
     """timm's settings of a model's pretrained weights: input size, mean, std, name of the classifier, ..."""
@@ -125,12 +137,17 @@ def timm_preprocessing(name: str, file: Path | None = None) -> Preprocessing:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The settings in a config.json of timm's format, none if it has another format."""
+    """The settings in a config.json of timm's format, none if it has another format.
+
+    In its older form they are beside "architecture", not in an entry of their own.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
-    found = content.get("pretrained_cfg") if isinstance(content, Mapping) else None
+    if not isinstance(content, Mapping):
+        return {}
+    found = content.get("pretrained_cfg", content if "architecture" in content else None)
     return dict(found) if isinstance(found, Mapping) else {}
 
 
@@ -236,7 +253,8 @@ def similar_models(name: str, file: Path) -> Iterator[str]:
     """Names of models that a file may be for, by its config.json, its name, its folder and the given one."""
     names = list_timm_models()
     config = file.parent / "config.json"
-    stated = json.loads(config.read_text()).get("architecture") if config.is_file() else None
+    content = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else None
+    stated = content.get("architecture") if isinstance(content, Mapping) else None
     words = [file.stem, file.parent.name, name.partition(".")[0]]
     alike = [
         match for word in words for match in get_close_matches(word, names, n=SIMILAR_MODELS // 3, cutoff=0.5)

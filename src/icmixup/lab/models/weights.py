@@ -2,11 +2,12 @@
 
 A file is in the safetensors format, or a state dict that torch.load reads with weights_only: nothing in it
 is executed. The tensors may be in an entry of the file such as "state_dict", and have a prefix such as
-"module.".
+"module.", also beside a few others, such as those of a loss.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import pickle
 from collections.abc import Mapping
@@ -67,7 +68,9 @@ def read_weights(path: Path) -> State:
     if path.suffix == ".safetensors":
         return read_safetensors(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        # timm's train.py stores its arguments beside the weights: a Namespace holds values and runs no code.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, EOFError, RuntimeError, LookupError, ValueError, TypeError) as error:
         raise ValueError(
             f"{path} is not a state dict that torch can read safely (weights_only): save model.state_dict(), "
@@ -88,7 +91,7 @@ def read_safetensors(path: Path) -> State:
             f"reading {path} needs the package safetensors: pip install safetensors, or icmixup[timm]"
         ) from error
     try:
-        return dict(load_file(path))
+        return strip_prefixes(dict(load_file(path)))
     except SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file, or is damaged: {error}") from error
 
@@ -105,9 +108,9 @@ def find_state(content: object) -> State:
 
 
 def strip_prefixes(state: State) -> State:
-    """Remove prefixes that all tensors share."""
+    """Remove prefixes that nearly all tensors share; the others keep their names, and fit nothing."""
     for prefix in PREFIXES:
-        if state and all(name.startswith(prefix) for name in state):
+        if sum(name.startswith(prefix) for name in state) >= max(1, ENOUGH * len(state)):
             return strip_prefixes({name.removeprefix(prefix): value for name, value in state.items()})
     return state
 
@@ -143,6 +146,16 @@ def match_weights(model: nn.Module, state: State, head: tuple[str, ...]) -> Load
 
 def fits(report: LoadReport) -> bool:
     return len(report.loaded) >= ENOUGH * (len(report.loaded) + len(report.missing))
+
+
+def check_finite(state: State, report: LoadReport, file: str) -> None:
+    """Raise an error for weights of a training that diverged: all that is computed with them is NaN."""
+    bad = [name for name in report.loaded if not state[name].isfinite().all()]
+    if bad:
+        raise ValueError(
+            f"{file} has NaN or infinite values in {len(bad)} of {len(report.loaded)} tensors, the first is "
+            f"{bad[0]}; the training that saved it diverged: pass an earlier checkpoint, or other weights"
+        )
 
 
 @torch.no_grad()

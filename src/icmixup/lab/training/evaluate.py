@@ -187,17 +187,22 @@ def two_folds(labels: Tensor) -> Tensor:
 def check_evaluable(scores: Tensor, labels: Tensor, class_counts: Tensor) -> None:
     """Raise an error for inputs that `evaluate` does not support."""
     check_scored(scores, labels)
-    if len(scores) < 2:
-        raise ValueError(
-            f"the test set must have at least 2 images, got {len(scores)}, "
-            "because the temperature of each half is fitted on the other: add test images"
-        )
+    check_test_size(len(scores))
     if scores.shape[1] < 2:
         raise ValueError(f"scores must have at least 2 classes, got {tuple(scores.shape)}")
     if class_counts.shape != scores.shape[1:]:
         raise ValueError(
             f"class_counts must be ({scores.shape[1]},), one count for each class of the scores, "
             f"got {tuple(class_counts.shape)}"
+        )
+
+
+def check_test_size(images: int) -> None:
+    """Raise an error for a test set that cannot be halved."""
+    if images < 2:
+        raise ValueError(
+            f"the test set must have at least 2 images, got {images}, "
+            "because the temperature of each half is fitted on the other: add test images"
         )
 
 

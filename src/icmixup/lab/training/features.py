@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from icmixup.lab.datasets import Dataset, Split
 from icmixup.lab.datasets.features import standardise
-from icmixup.lab.models import build_model, replace_classifier
+from icmixup.lab.models import build_model, check_digest, replace_classifier
 from icmixup.lab.training.evaluate import split_scores
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import write_atomically
@@ -71,7 +71,8 @@ def feature_dataset(
         compute = partial(compute_features, model, images)
         known = store_features(path, known, compute, parts, show_progress)
     features = {
-        name: Split(look_up(known, digests[name]), split.labels.cpu()) for name, split in splits.items()
+        name: Split(look_up(known, digests[name]), split.labels.cpu(), split.file_names)
+        for name, split in splits.items()
     }
     held = features.get("held_out")
     return standardise(replace(images, train=features["train"], test=features["test"], held_out=held))
@@ -88,6 +89,7 @@ def features_key(recipe: Recipe, images: Dataset) -> str:
 def build_extractor(recipe: Recipe, images: Dataset) -> nn.Module:
     """The recipe's network up to the input of its classifier: images to (B, D) features."""
     _, channels, _, size = images.train.images.shape
+    check_digest(recipe.model, recipe.weights, recipe.weights_digest)  # by which features are stored
     model = build_model(
         recipe.model, 2, channels=channels, seed=recipe.seed, weights=recipe.weights, image_size=size
     )

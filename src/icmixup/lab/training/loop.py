@@ -22,7 +22,7 @@ from torch import Tensor
 from icmixup.lab.datasets import Dataset, load_dataset, take_fold, validation_dataset
 from icmixup.lab.models import preprocessing_of
 from icmixup.lab.training.artifacts import save_artifacts
-from icmixup.lab.training.evaluate import Metrics, evaluate, split_scores
+from icmixup.lab.training.evaluate import Metrics, check_test_size, evaluate, split_scores
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.features import check_feature_methods, feature_dataset
 from icmixup.lab.training.feed import make_feed
@@ -418,10 +418,11 @@ def check_fingerprint(recipe: Recipe, data: Dataset, expected: str | None) -> No
 
 
 def check_sizes(recipe: Recipe, data: Dataset) -> None:
+    check_test_size(len(data.test))  # now, not after the training
     if recipe.batch_size > len(data.train):
         raise ValueError(
             f"batch_size is {recipe.batch_size}, but {recipe.dataset} has only {len(data.train)} training "
-            f"images; use --batch-size {max(1, len(data.train) // 4)} or another smaller value"
+            f"images; use --batch-size {max(2, len(data.train) // 4)} or another smaller value"
         )
     if recipe.batch_size < world_size():
         raise ValueError(
@@ -440,4 +441,9 @@ def check_sizes(recipe: Recipe, data: Dataset) -> None:
     if recipe.padding >= side and not data.is_features:
         raise ValueError(
             f"padding must be below {side}, the side of the images of {recipe.dataset}, got {recipe.padding}"
+        )
+    if recipe.cutout > side and not data.is_features:
+        raise ValueError(
+            f"cutout must be at most {side}, the side of the images of {recipe.dataset}, got "
+            f"{recipe.cutout}: it would blank most of every image"
         )

@@ -36,7 +36,7 @@ from icmixup.lab.training.optimizer import make_optimizer, weight_groups
 from icmixup.lab.training.predictions import finished_row, make_predictions, write_predictions
 from icmixup.lab.training.ranks import pick_device
 from icmixup.lab.training.recipe import After, Recipe
-from icmixup.lab.training.run_folder import Row, Run, open_run, provenance
+from icmixup.lab.training.run_folder import Row, Run, locate_run, open_run, provenance
 from icmixup.lab.training.step import initial_model, make_inputs, to_device
 from icmixup.lab.training.trained import find_run, load_run_weights
 
@@ -60,13 +60,18 @@ def retrain(
     device = pick_device(execution.device)
     base = replace(run.recipe, after="none")
     data = checked_data(run, training_data(base, replace(execution, out=folder.parent))).to(device)
-    made = open_run(folder.parent, recipe, run.identity or identify(base, data, device.type))
+    identity = run.identity or identify(base, data, device.type)
+    row = finished_row(locate_run(folder.parent, recipe, identity))
+    if row is not None:
+        return row
+    started = time.monotonic()
+    # Before a folder is made, which would stay behind without a result.
+    model = load_run_weights(run, to_device(initial_model(replace(base, weights=None), data), device))
+    made = open_run(folder.parent, recipe, identity)
     with lock_folder(made.folder):
         row = finished_row(made)
         if row is not None:
             return row
-        started = time.monotonic()
-        model = load_run_weights(run, to_device(initial_model(replace(base, weights=None), data), device))
         chosen = change_classifier(model, recipe, data)
         return finish(run, made, model, data, chosen, time.monotonic() - started)
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from icmixup.hidden import hidden_modules
 from icmixup.lab.augment import normaliser
 from icmixup.lab.datasets import Dataset
-from icmixup.lab.models import MODELS, build_linear, build_model, is_own
+from icmixup.lab.models import MODELS, build_linear, build_model, check_digest, is_own
 from icmixup.lab.training.artifacts import load_artifacts
 from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.optimizer import make_optimizer, weight_groups
@@ -121,6 +121,7 @@ def initial_model(recipe: Recipe, dataset: Dataset) -> nn.Module:
     images = dataset.train.images
     if dataset.is_features and not is_own(recipe.model):
         return build_linear(dataset.num_classes, images.shape[1], cosine=recipe.cosine, seed=recipe.seed)
+    check_digest(recipe.model, recipe.weights, recipe.weights_digest)
     return build_model(
         recipe.model,
         dataset.num_classes,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from icmixup.lab.augment import normalise
 from icmixup.lab.datasets.folder import find_images
 from icmixup.lab.images.decode import FORMATS, describe_error, read_center, to_square
-from icmixup.lab.models import build_model
+from icmixup.lab.models import build_model, portable_name
 from icmixup.lab.training.evaluate import evaluation_mode
 from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.inputs import InputFormat, read_inputs
@@ -211,7 +211,7 @@ def export_run(folder: Path, to: Path) -> tuple[Path, Path]:
         raise ValueError(f"--to must end in {EXPORT_SUFFIX}, got {to}")
     trained = load_trained(folder)
     about = {
-        "model": trained.model_name,
+        "model": portable_name(trained.model_name),
         **trained.inputs._asdict(),
         "temperature": trained.temperature,
         **trained.about,
