@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import start_command
 
 from icmixup.lab.datasets import load_dataset
 from icmixup.lab.datasets.subsets import DataSpec
@@ -182,23 +183,16 @@ def count_begun(root: Path) -> int:
 def test_a_signal_to_the_group_ends_a_comparison_quietly_with_checkpoints(
     sent: signal.Signals, workers: str, tmp_path: Path
 ) -> None:
-    words = [sys.executable, "-m", "icmixup", "compare", "digits", "--per-class", "20", "--methods", "erm"]
-    words += ["mixup", "--seeds", "1", "--epochs", "4000", "--device", "cpu", "--workers", workers]
-    process = subprocess.Popen(
-        words,
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    args = ["compare", "digits", "--per-class", "20", "--methods", "erm", "mixup", "--seeds", "1"]
+    process = start_command([*args, "--epochs", "4000", "--device", "cpu", "--workers", workers], tmp_path)
     limit = time.monotonic() + 100
     while count_begun(tmp_path) < int(workers) and time.monotonic() < limit:
         time.sleep(0.05)
+    assert process.pid is not None
     os.killpg(process.pid, sent)  # as a terminal does: to the workers too
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + sent, errors
+    process.join(timeout=60)
+    errors = (tmp_path / "stderr").read_text()
+    assert process.exitcode == 128 + sent, errors
     assert "Traceback" not in errors
     assert errors.splitlines()[-1] == "icmixup: interrupted; run the same command again to resume"
     assert len(list(tmp_path.glob("runs/*/checkpoint.pt"))) == int(workers)
