@@ -78,25 +78,18 @@ def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
 
 
 def test_two_identical_commands_at_once_both_end_with_the_same_result(tmp_path: Path) -> None:
-    words = [
-        sys.executable,
-        "-m",
-        "icmixup",
-        "train",
-        *LINE.split(),
-        "--epochs",
-        "12",
-        "--out",
-        str(tmp_path),
-    ]
-    both = [
-        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
-        for _ in range(2)
-    ]
-    texts = [process.communicate(timeout=200) for process in both]
-    assert [process.returncode for process in both] == [0, 0], texts
+    out = tmp_path / "runs"
+    folders = [tmp_path / name for name in ("one", "other")]
+    for folder in folders:
+        folder.mkdir()
+    args = ["train", *LINE.split(), "--epochs", "12", "--out", str(out)]
+    both = [start_command(args, folder) for folder in folders]
+    for process in both:
+        process.join(timeout=200)
+    texts = [[(folder / name).read_text() for name in ("stdout", "stderr")] for folder in folders]
+    assert [process.exitcode for process in both] == [0, 0], texts
     assert texts[0][0] == texts[1][0]  # the line with loss and accuracy
-    folder = next(tmp_path.iterdir())
+    folder = next(out.iterdir())
     epochs = [json.loads(line)["epoch"] for line in (folder / "log.jsonl").read_text().splitlines()]
     assert epochs == list(range(1, 13))  # trained once
     assert sorted(path.name for path in folder.iterdir()) == [

@@ -150,13 +150,13 @@ def test_a_flag_that_cannot_be_read_is_exit_code_2_too(args: list[str], capsys: 
     assert args[0] in capsys.readouterr().err
 
 
-def test_an_error_shows_no_traceback_without_debug(tmp_path: Path):
-    plain = icmixup("compare", "--fraction", "2", folder=tmp_path)
-    assert plain.returncode == 2
-    assert plain.stdout == ""
-    assert plain.stderr.startswith("icmixup: fraction")
-    assert plain.stderr.count("\n") == 1
-    loud = icmixup("compare", "--fraction", "2", "--debug", folder=tmp_path)
+def test_an_error_shows_no_traceback_without_debug(here: Path, capfd: pytest.CaptureFixture[str]):
+    assert main(["compare", "--fraction", "2"]) == 2
+    out, errors = capfd.readouterr()
+    assert out == ""
+    assert errors.startswith("icmixup: fraction")
+    assert errors.count("\n") == 1
+    loud = icmixup("compare", "--fraction", "2", "--debug", folder=here)
     assert loud.returncode != 0
     assert "Traceback" in loud.stderr
     assert "ValueError: fraction" in loud.stderr
