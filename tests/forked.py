@@ -6,10 +6,12 @@ only to have it signalled or killed.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -29,14 +31,23 @@ def forking_context() -> ForkServerContext:
     return context
 
 
-def start_command(args: Sequence[str], folder: Path) -> BaseProcess:
+@contextlib.contextmanager
+def started_command(args: Sequence[str], folder: Path) -> Iterator[BaseProcess]:
     """`icmixup` with these arguments, in this folder and in a process group of its own.
 
-    What it prints is in the files `stdout` and `stderr` of the folder.
+    What it prints is in the files `stdout` and `stderr` of the folder. Whatever is left of the group at the
+    end is killed: a test that failed should not leave a training run behind.
     """
     process = forking_context().Process(target=run_command, args=(list(args), folder))
     process.start()
-    return process
+    assert process.pid is not None
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.join()
 
 
 def run_command(args: list[str], folder: Path) -> None:

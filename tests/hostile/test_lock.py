@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import start_command
+from forked import started_command
 
 from icmixup.lab.datasets import load_dataset
 from icmixup.lab.datasets.subsets import DataSpec
@@ -83,11 +83,11 @@ def test_two_identical_commands_at_once_both_end_with_the_same_result(tmp_path: 
     for folder in folders:
         folder.mkdir()
     args = ["train", *LINE.split(), "--epochs", "12", "--out", str(out)]
-    both = [start_command(args, folder) for folder in folders]
-    for process in both:
-        process.join(timeout=200)
+    with started_command(args, folders[0]) as one, started_command(args, folders[1]) as other:
+        for process in (one, other):
+            process.join(timeout=200)
     texts = [[(folder / name).read_text() for name in ("stdout", "stderr")] for folder in folders]
-    assert [process.exitcode for process in both] == [0, 0], texts
+    assert [one.exitcode, other.exitcode] == [0, 0], texts
     assert texts[0][0] == texts[1][0]  # the line with loss and accuracy
     folder = next(out.iterdir())
     epochs = [json.loads(line)["epoch"] for line in (folder / "log.jsonl").read_text().splitlines()]
@@ -177,13 +177,14 @@ def test_a_signal_to_the_group_ends_a_comparison_quietly_with_checkpoints(
     sent: signal.Signals, workers: str, tmp_path: Path
 ) -> None:
     args = ["compare", "digits", "--per-class", "20", "--methods", "erm", "mixup", "--seeds", "1"]
-    process = start_command([*args, "--epochs", "4000", "--device", "cpu", "--workers", workers], tmp_path)
-    limit = time.monotonic() + 100
-    while count_begun(tmp_path) < int(workers) and time.monotonic() < limit:
-        time.sleep(0.05)
-    assert process.pid is not None
-    os.killpg(process.pid, sent)  # as a terminal does: to the workers too
-    process.join(timeout=60)
+    args += ["--epochs", "4000", "--device", "cpu", "--workers", workers]
+    with started_command(args, tmp_path) as process:
+        limit = time.monotonic() + 100
+        while count_begun(tmp_path) < int(workers) and time.monotonic() < limit:
+            time.sleep(0.05)
+        assert process.pid is not None
+        os.killpg(process.pid, sent)  # as a terminal does: to the workers too
+        process.join(timeout=60)
     errors = (tmp_path / "stderr").read_text()
     assert process.exitcode == 128 + sent, errors
     assert "Traceback" not in errors

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import start_command
+from forked import started_command
 
 from icmixup.lab.cli import COMMANDS, compare, explain, main, parse
 from icmixup.lab.cli.compare import CompareFlags
@@ -183,13 +183,13 @@ def test_after_an_interrupt_the_same_command_resumes(
     sent: signal.Signals, here: Path, capsys: pytest.CaptureFixture[str]
 ):
     args = ["compare", "--per-class", "20", "--methods", "erm", "--seeds", "1", "--epochs", "40"]
-    process = start_command(args, here)
-    deadline = time.monotonic() + 60
-    while not list(here.glob("runs/*/log.jsonl")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert process.pid is not None
-    os.kill(process.pid, sent)
-    process.join(timeout=60)
+    with started_command(args, here) as process:
+        deadline = time.monotonic() + 60
+        while not list(here.glob("runs/*/log.jsonl")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert process.pid is not None
+        os.kill(process.pid, sent)
+        process.join(timeout=60)
     errors = (here / "stderr").read_text()
     assert process.exitcode == 128 + sent, errors
     assert "Traceback" not in errors

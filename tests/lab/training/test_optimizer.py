@@ -144,7 +144,8 @@ def train_until(epoch: float, out: Path) -> None:
 
 def test_after_kill_9_a_run_with_adamw_ends_with_bit_identical_numbers(tmp_path: Path) -> None:
     for epoch in (2, 4):
-        process = forking_context().Process(target=train_until, args=(epoch, tmp_path / "killed"))
+        arguments = (epoch, tmp_path / "killed")
+        process = forking_context().Process(target=train_until, args=arguments, daemon=True)
         process.start()
         process.join(timeout=120)
         assert process.exitcode == -signal.SIGKILL
