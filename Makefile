@@ -18,8 +18,9 @@ demo-page: demo  ## the report of the demo, also on shifted data, as a page of t
 	$(BIN)/icmixup evaluate runs/demo --device cpu
 	$(BIN)/icmixup report runs/demo/*/ --device cpu --out docs/_extra/demo-report.html
 
+# Worksteal gives each worker consecutive tests, so that what the tests of a file share is made once.
 test: $(VENV)/ready  ## every test that needs neither a GPU nor other frameworks
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(WORKERS) --ignore tests/integrations
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(WORKERS) --dist worksteal --ignore tests/integrations
 
 check: $(VENV)/ready  ## format, lint, types, layers of imports
 	$(BIN)/ruff format --check .

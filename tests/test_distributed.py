@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked import forking_context
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch import multiprocessing as mp
@@ -220,8 +221,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # Imported once, by the server that they fork from; DDP imports dynamo, which takes seconds.
-    mp.get_context("forkserver").set_forkserver_preload(["torch._dynamo", "icmixup.large_batch"])
+    forking_context()  # its server has imported dynamo, which DDP needs and which takes seconds
     mp.start_processes(start_rank, (sizes, port, folder), nprocs=len(sizes), start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(len(sizes))]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import importlib
 import re
 import subprocess
@@ -140,6 +141,7 @@ def is_callable(dotted: str) -> bool:
     return callable(getattr(importlib.import_module(f"icmixup.{module}"), name, None))
 
 
+@functools.cache  # parsing every test takes a second
 def names_of_tests() -> set[str]:
     trees = (ast.parse(path.read_text()) for path in (ROOT / "tests").rglob("test_*.py"))
     return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}

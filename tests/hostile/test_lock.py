@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import started_command
 
 from icmixup.lab.datasets import load_dataset
 from icmixup.lab.datasets.subsets import DataSpec
@@ -77,25 +78,18 @@ def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
 
 
 def test_two_identical_commands_at_once_both_end_with_the_same_result(tmp_path: Path) -> None:
-    words = [
-        sys.executable,
-        "-m",
-        "icmixup",
-        "train",
-        *LINE.split(),
-        "--epochs",
-        "12",
-        "--out",
-        str(tmp_path),
-    ]
-    both = [
-        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
-        for _ in range(2)
-    ]
-    texts = [process.communicate(timeout=200) for process in both]
-    assert [process.returncode for process in both] == [0, 0], texts
+    out = tmp_path / "runs"
+    folders = [tmp_path / name for name in ("one", "other")]
+    for folder in folders:
+        folder.mkdir()
+    args = ["train", *LINE.split(), "--epochs", "12", "--out", str(out)]
+    with started_command(args, folders[0]) as one, started_command(args, folders[1]) as other:
+        for process in (one, other):
+            process.join(timeout=200)
+    texts = [[(folder / name).read_text() for name in ("stdout", "stderr")] for folder in folders]
+    assert [one.exitcode, other.exitcode] == [0, 0], texts
     assert texts[0][0] == texts[1][0]  # the line with loss and accuracy
-    folder = next(tmp_path.iterdir())
+    folder = next(out.iterdir())
     epochs = [json.loads(line)["epoch"] for line in (folder / "log.jsonl").read_text().splitlines()]
     assert epochs == list(range(1, 13))  # trained once
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -182,23 +176,17 @@ def count_begun(root: Path) -> int:
 def test_a_signal_to_the_group_ends_a_comparison_quietly_with_checkpoints(
     sent: signal.Signals, workers: str, tmp_path: Path
 ) -> None:
-    words = [sys.executable, "-m", "icmixup", "compare", "digits", "--per-class", "20", "--methods", "erm"]
-    words += ["mixup", "--seeds", "1", "--epochs", "4000", "--device", "cpu", "--workers", workers]
-    process = subprocess.Popen(
-        words,
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    limit = time.monotonic() + 100
-    while count_begun(tmp_path) < int(workers) and time.monotonic() < limit:
-        time.sleep(0.05)
-    os.killpg(process.pid, sent)  # as a terminal does: to the workers too
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + sent, errors
+    args = ["compare", "digits", "--per-class", "20", "--methods", "erm", "mixup", "--seeds", "1"]
+    args += ["--epochs", "4000", "--device", "cpu", "--workers", workers]
+    with started_command(args, tmp_path) as process:
+        limit = time.monotonic() + 100
+        while count_begun(tmp_path) < int(workers) and time.monotonic() < limit:
+            time.sleep(0.05)
+        assert process.pid is not None
+        os.killpg(process.pid, sent)  # as a terminal does: to the workers too
+        process.join(timeout=60)
+    errors = (tmp_path / "stderr").read_text()
+    assert process.exitcode == 128 + sent, errors
     assert "Traceback" not in errors
     assert errors.splitlines()[-1] == "icmixup: interrupted; run the same command again to resume"
     assert len(list(tmp_path.glob("runs/*/checkpoint.pt"))) == int(workers)

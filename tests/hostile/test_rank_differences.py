@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import forking_context
 from torch import distributed as dist
 from torch import multiprocessing as mp
 
@@ -166,7 +167,8 @@ def free_ports(number: int) -> list[int]:
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     root = tmp_path_factory.mktemp("ranks")
     ports = dict(zip(CASES, free_ports(len(CASES)), strict=True))
-    processes = mp.start_processes(start_rank, (ports, root), nprocs=2, start_method="spawn", join=False)
+    forking_context()  # its server has imported what ranks need
+    processes = mp.start_processes(start_rank, (ports, root), nprocs=2, start_method="forkserver", join=False)
     limit = time.monotonic() + 540
     assert processes is not None
     while time.monotonic() < limit and not processes.join(timeout=5):

@@ -18,7 +18,7 @@ from icmixup.lab.sweep.progress import Display
 from icmixup.lab.sweep.speed import Speed
 from icmixup.methods import METHODS
 
-DATA = ("digits", "--per-class", "5", "--batch-size", "10", "--model", "small-cnn", "--device", "cpu")
+DATA = ("digits", "--per-class", "5", "--batch-size", "50", "--model", "small-cnn", "--device", "cpu")
 COMPARE = ("compare", *DATA, "--methods", "erm", "mixup", "ic-mixup", "--workers", "1", "--out", "runs")
 
 
@@ -27,8 +27,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    # Five steps are an epoch here; 300 would take too long for a test.
-    monkeypatch.setattr("icmixup.lab.training.recipe.FEWEST_STEPS", 30)
+    # One step is an epoch here; 300 would take too long for a test.
+    monkeypatch.setattr("icmixup.lab.training.recipe.FEWEST_STEPS", 20)
     # A second for each epoch and nothing else, whatever this machine does meanwhile.
     monkeypatch.setattr(budget, "measure_speed", lambda *_: Speed(0.0, 0.0, dict.fromkeys(METHODS, 1.0)))
     # Loading data takes no time.

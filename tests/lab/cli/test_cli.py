@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import started_command
 
 from icmixup.lab.cli import COMMANDS, compare, explain, main, parse
 from icmixup.lab.cli.compare import CompareFlags
@@ -47,18 +48,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     torch.set_num_threads(threads)
 
 
-def test_compare_prints_a_table_and_writes_three_files(tmp_path: Path):
+def test_compare_prints_a_table_and_writes_three_files(here: Path, capfd: pytest.CaptureFixture[str]):
     args = ("compare", "digits", *TINY, "--methods", "erm,mixup", "ic-mixup", "--seeds", "2")
-    done = icmixup(*args, folder=tmp_path, OMP_NUM_THREADS="1")
-    assert done.returncode == 0, done.stderr
+    assert main(args) == 0  # the runs are in processes
+    out, errors = capfd.readouterr()
     for text in ("accuracy %", "against mixup", "[95 % interval]", "NLL", "baseline", "Verdict: "):
-        assert text in done.stdout
-    assert "images:       200 for training, 599 for testing (a third of each class held out)" in done.stderr
-    assert "erm mixup ic-mixup; 2 seeds each" in done.stderr
-    assert "[6/6] " in done.stderr
-    assert "ic-mixup seed 1: accuracy" in done.stderr
-    assert "seed 1: accuracy" not in done.stdout
-    (folder,) = (path.parent for path in (tmp_path / "runs").glob("*/comparison.json"))
+        assert text in out
+    assert "images:       200 for training, 599 for testing (a third of each class held out)" in errors
+    assert "erm mixup ic-mixup; 2 seeds each" in errors
+    assert "[6/6] " in errors
+    assert "ic-mixup seed 1: accuracy" in errors
+    assert "seed 1: accuracy" not in out
+    (folder,) = (path.parent for path in (here / "runs").glob("*/comparison.json"))
     stored = json.loads((folder / "comparison.json").read_text())
     assert (stored["overview"]["classes"], stored["overview"]["train_images"]) == (10, 200)
     assert {name: len(entry["accuracies"]) for name, entry in stored["methods"].items()} == {
@@ -149,13 +150,13 @@ def test_a_flag_that_cannot_be_read_is_exit_code_2_too(args: list[str], capsys: 
     assert args[0] in capsys.readouterr().err
 
 
-def test_an_error_shows_no_traceback_without_debug(tmp_path: Path):
-    plain = icmixup("compare", "--fraction", "2", folder=tmp_path)
-    assert plain.returncode == 2
-    assert plain.stdout == ""
-    assert plain.stderr.startswith("icmixup: fraction")
-    assert plain.stderr.count("\n") == 1
-    loud = icmixup("compare", "--fraction", "2", "--debug", folder=tmp_path)
+def test_an_error_shows_no_traceback_without_debug(here: Path, capfd: pytest.CaptureFixture[str]):
+    assert main(["compare", "--fraction", "2"]) == 2
+    out, errors = capfd.readouterr()
+    assert out == ""
+    assert errors.startswith("icmixup: fraction")
+    assert errors.count("\n") == 1
+    loud = icmixup("compare", "--fraction", "2", "--debug", folder=here)
     assert loud.returncode != 0
     assert "Traceback" in loud.stderr
     assert "ValueError: fraction" in loud.stderr
@@ -178,22 +179,27 @@ def test_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "batch-system"])
-def test_after_an_interrupt_the_same_command_resumes(sent: signal.Signals, tmp_path: Path):
-    args = [sys.executable, "-m", "icmixup", "compare", "--per-class", "20", "--methods", "erm"]
-    args += ["--seeds", "1", "--epochs", "40"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(args, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("runs/*/log.jsonl")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(sent)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + sent
+def test_after_an_interrupt_the_same_command_resumes(
+    sent: signal.Signals, here: Path, capsys: pytest.CaptureFixture[str]
+):
+    args = ["compare", "--per-class", "20", "--methods", "erm", "--seeds", "1", "--epochs", "40"]
+    with started_command(args, here) as process:
+        deadline = time.monotonic() + 60
+        while not list(here.glob("runs/*/log.jsonl")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert process.pid is not None
+        os.kill(process.pid, sent)
+        process.join(timeout=60)
+    errors = (here / "stderr").read_text()
+    assert process.exitcode == 128 + sent, errors
     assert "Traceback" not in errors
     assert errors.splitlines()[-1] == "icmixup: interrupted; run the same command again to resume"
-    again = subprocess.run(args, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
-    assert again.returncode == 0, again.stderr
-    assert "Verdict" in again.stdout
+    (log,) = here.glob("runs/*/log.jsonl")
+    interrupted = log.read_text()
+    assert main(args) == 0  # in this process, which has imported torch already
+    assert "Verdict" in capsys.readouterr().out
+    assert log.read_text().startswith(interrupted)  # nothing was trained again
+    assert log.read_text().count("\n") == 40
 
 
 @pytest.mark.parametrize("args", [["--help"], ["compare", "--help"], ["data", "list"]], ids=" ".join)

@@ -184,6 +184,15 @@ def test_photos_in_memory_and_in_the_cache_are_the_same(
     assert memory.mean == disk.mean
 
 
+@pytest.fixture(scope="module")
+def split_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight photos of each class for training and two for testing, which no test changes."""
+    root = tmp_path_factory.mktemp("split") / "set"
+    make_photos(root / "train", per_class=8)
+    make_photos(root / "test", per_class=2)
+    return root
+
+
 @pytest.mark.parametrize("prefix", ["", "hf:"])
 @pytest.mark.parametrize(
     ("settings", "expected"),
@@ -196,13 +205,11 @@ def test_photos_in_memory_and_in_the_cache_are_the_same(
     ],
 )
 def test_subsets_of_folders_and_hub_datasets_follow_the_rule_of_cifar(
-    prefix: str, settings: dict[str, float], expected: list[int], tmp_path: Path
+    prefix: str, settings: dict[str, float], expected: list[int], split_photos: Path, tmp_path: Path
 ) -> None:
     if prefix:
         pytest.importorskip("datasets")
-    make_photos(tmp_path / "set" / "train", per_class=8)
-    make_photos(tmp_path / "set" / "test", per_class=2)
-    spec = DataSpec(f"{prefix}{tmp_path / 'set'}", image_size=96, **settings)  # type: ignore[arg-type]
+    spec = DataSpec(f"{prefix}{split_photos}", image_size=96, **settings)  # type: ignore[arg-type]
     data = load_dataset(spec, tmp_path / "data")
     assert data.class_counts.tolist() == expected
     assert len(data.train.images) == sum(expected)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from forked import forking_context
 from torch import nn
 
 from icmixup.lab.datasets import Dataset, DataSpec, load_dataset
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.loop import train
+from icmixup.lab.training.loop import RunProgress, train
 from icmixup.lab.training.optimizer import make_optimizer, weight_groups
 from icmixup.lab.training.ranks import wrap_for_ranks
 from icmixup.lab.training.recipe import Recipe
@@ -41,19 +40,6 @@ RECIPE = Recipe(
     padding=1,
     flip=False,
 )
-# Trains, and kills itself with SIGKILL when an epoch is reached: no handler runs, nothing is flushed.
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[3])
-from test_optimizer import RECIPE, Execution, train
-stop = float(sys.argv[2])
-def on_progress(progress):
-    if progress.epoch >= stop:
-        os.kill(os.getpid(), signal.SIGKILL)
-where = Execution(out=Path(sys.argv[1]), data_dir=Path(), device="cpu", checkpoint_seconds=0)
-train(RECIPE, where, on_progress)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -145,17 +131,24 @@ def test_clipping_bounds_the_gradient(digits: Dataset) -> None:
     )
 
 
+def train_until(epoch: float, out: Path) -> None:
+    """Train, and end by SIGKILL when an epoch is reached: no handler runs, nothing is flushed."""
+    torch.set_num_threads(1)
+
+    def kill(progress: RunProgress) -> None:
+        if progress.epoch >= epoch:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    train(RECIPE, Execution(out=out, data_dir=Path(), device="cpu", checkpoint_seconds=0), kill)
+
+
 def test_after_kill_9_a_run_with_adamw_ends_with_bit_identical_numbers(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "killed")]
     for epoch in (2, 4):
-        done = subprocess.run(
-            [*command, str(epoch), str(Path(__file__).parent)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == -signal.SIGKILL, done.stderr
+        arguments = (epoch, tmp_path / "killed")
+        process = forking_context().Process(target=train_until, args=arguments, daemon=True)
+        process.start()
+        process.join(timeout=120)
+        assert process.exitcode == -signal.SIGKILL
         state, rejected = next(runs_of(tmp_path / "killed", RECIPE)).load(torch.device("cpu"))
         assert state is not None
         assert rejected == {}

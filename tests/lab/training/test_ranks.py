@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked import forking_context
 from torch import distributed as dist
 from torch import multiprocessing as mp
 
@@ -183,7 +184,7 @@ def resumed(killed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.get_context("forkserver").set_forkserver_preload(["torch._dynamo", "icmixup.lab.training.loop"])
+    forking_context()  # its server has imported what ranks need
     mp.start_processes(start_rank, (port, root), nprocs=2, start_method="forkserver")
     return root
 
