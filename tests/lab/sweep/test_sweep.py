@@ -6,6 +6,8 @@ import dataclasses
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 from collections import defaultdict
@@ -132,6 +134,32 @@ def test_threads_of_one_process_come_to_the_same_rows(alone: list[Row], tmp_path
     assert [reported[recipe] for recipe in SWEEP] == [[1, 2, 3]] * 3
     assert {row["at_once"] for row in report.rows.values()} == {2}
     assert list(failures) == [DIVERGES]
+
+
+STARTS_THREADS = """
+import sys
+from pathlib import Path
+
+from icmixup.lab.sweep import local
+from icmixup.lab.training.execution import Execution
+
+assert "torch._dynamo" not in sys.modules  # otherwise this shows nothing
+
+
+def work(pool, thread):
+    imported = [name in sys.modules for name in ("torch._dynamo", "torch._inductor")]
+    pool.messages.put(local.Message(thread, None, SystemExit(str(imported))))
+
+
+local.ThreadPool.work = work
+collector = local.Collector({}, None, None, lambda *_: None)
+local.run_in_threads(["a", "b"], Execution(out=Path("."), data_dir=Path("."), device="cpu"), 2, collector)
+"""
+
+
+def test_threads_start_after_the_compiler_is_imported_which_two_threads_cannot_do_at_once() -> None:
+    done = subprocess.run([sys.executable, "-c", STARTS_THREADS], capture_output=True, text=True)
+    assert done.stderr.strip() == "[True, True]"
 
 
 def test_an_error_in_a_thread_is_raised_here_and_ends_the_others_at_their_next_progress_report(

@@ -399,6 +399,7 @@ def run_in_threads(
     recipes: Sequence[Recipe], execution: Execution, number: int, collector: Collector
 ) -> None:
     """`number` concurrent runs in threads; an error in one ends all, each at its next progress report."""
+    import_compiler()
     pool = ThreadPool(recipes, replace(execution, concurrent=number), number)
     threads = [threading.Thread(target=pool.work, args=(k,), name=f"run {k}") for k in range(number)]
     try:
@@ -409,6 +410,15 @@ def run_in_threads(
         pool.stop()
         for thread in threads:
             thread.join()
+
+
+def import_compiler() -> None:
+    """Import what torch imports when it is first used: an optimizer does, and so does a compiled model.
+
+    The two packages import each other, and threads that meet in the middle see half of a module.
+    """
+    import torch._dynamo
+    import torch._inductor  # noqa: F401
 
 
 class Message(NamedTuple):
