@@ -147,7 +147,8 @@ def check_no_split(folders: Sequence[Path], splits: Sequence[Path]) -> None:
         if shared:
             raise ValueError(
                 f"{split.parent} has classes such as {shared[0]!r} beside {split.name}/, which has folders "
-                f"of the same names: move the classes into {split.parent / 'train'}, or {split.name}/ elsewhere"
+                f"of the same names: move the classes into {split.parent / 'train'}, or {split.name}/ "
+                "elsewhere"
             )
 
 
