@@ -341,23 +341,48 @@ def test_speed_is_computed_from_its_rows() -> None:
             assert cell == expected, (form, pairs)
 
 
+BESIDE_TIMM = {"EfficientNet-Lite0": "tf_efficientnet_lite0", "ResNet-50": "resnet50.a1_in1k"}
+TIMM_COMMIT = "24dc08b"  # all rows of the table are of one go
+
+
 def test_fine_tuning_beside_timm_is_computed_from_its_rows() -> None:
-    found = [row for row in csv_rows("finetune.csv") if row["photo_side"] == "256"]
+    rows = csv_rows("finetune.csv")
 
-    def best(part: str, form: str, model: str) -> float:
-        fields = {"part": part, "form": form, "model": model}
-        return max(float(row["images_per_second"]) for row in found if fields.items() <= row.items())
+    def speed(part: str, form: str, model: str, **fields: str) -> float:
+        wanted = {"part": part, "form": form, "model": model, **fields}
+        return max(float(row["images_per_second"]) for row in rows if wanted.items() <= row.items())
 
-    models = {"EfficientNet-Lite0": "tf_efficientnet_lite0", "ResNet-50": "resnet50.a1_in1k"}
-    kinds = (("speed", "ours, graph"), ("speed", "train.py"), ("limits", "network, graph"))
+    measured = {row["photo_side"] for row in rows if row["commit"] == TIMM_COMMIT and row["part"] == "speed"}
     printed = table_under("ours", SPEED)
-    assert [row[0] for row in printed] == list(models)
+    assert {row[0].split()[-2] for row in printed} == measured
     for label, *cells in printed:
-        assert cells == [f"{best(*kind, models[label]):,.0f}" for kind in kinds]
-    ratios = [best(*kinds[0], model) / best(*kinds[1], model) for model in models.values()]
-    assert f"ours is {ratios[0]:.2f} and {ratios[1]:.2f} times as fast" in flat(SPEED)
-    crops = max(float(row["images_per_second"]) for row in found if row["form"] == "augmentation")
-    assert f"{crops:,.0f} images a second" in flat(SPEED)
+        name, side = label.removesuffix(" pixels").split(", ")
+        ours = speed("speed", "ours, graph", BESIDE_TIMM[name], commit=TIMM_COMMIT)
+        theirs = speed("speed", "train.py", BESIDE_TIMM[name], commit=TIMM_COMMIT, photo_side=side)
+        assert cells == [f"{ours:,.0f}", f"{theirs:,.0f}", f"{ours / theirs:.2f}"]
+    alone = [speed("limits", "network, graph", model) for model in BESIDE_TIMM.values()]
+    parts = [
+        100 * speed("speed", "ours, graph", model, commit=TIMM_COMMIT) / network
+        for model, network in zip(BESIDE_TIMM.values(), alone, strict=True)
+    ]
+    text = flat(SPEED)
+    assert f"{parts[0]:.0f} and {parts[1]:.0f} % of the speed of the network's step alone" in text
+    assert f"({alone[0]:,.0f} and {alone[1]:,.0f} images/s" in text
+    crops = max(float(row["images_per_second"]) for row in rows if row["form"] == "augmentation")
+    assert f"{crops:,.0f} images a second" in text
+
+
+def test_the_time_of_twelve_runs_is_computed_from_its_rows() -> None:
+    rows = [row for row in csv_rows("finetune.csv") if (row["commit"], row["part"]) == (TIMM_COMMIT, "wall")]
+    ours, theirs = (next(row for row in rows if row["form"] == form) for form in ("compare", "train.py"))
+    ours_s, theirs_s, runs = float(ours["seconds"]), float(theirs["seconds"]), int(ours["runs"])
+    text = flat(SPEED)
+    assert runs == 12
+    assert f"took {ours_s:.1f} s from its start to its end" in text
+    assert f"One such run of `train.py` took {theirs_s:.1f} s" in text
+    assert f"take {runs * theirs_s:.0f} s: {runs * theirs_s / ours_s:.1f} times as long" in text
+    said = f"took {ours_s:.0f} s on an H200; timm's `train.py` would [take {runs * theirs_s:.0f} s]"
+    assert said in flat(README)
 
 
 KERNELS = {
@@ -415,10 +440,41 @@ def test_the_search_of_the_long_tail_recipe_is_computed_from_its_rows() -> None:
     for method, first, second, few in table_under("seed 0, %", LOG):
         if method not in {row["method"] for row in csv_rows("long_tail.csv")}:
             continue
-        found = accuracies(rows_of="long_tail.csv", method=method)
+        found = accuracies(rows_of="long_tail.csv", method=method, commit="bfcdec9")
         assert [first, second] == [f"{value:.1f}" for value in found] + [""] * (2 - len(found))
-        rare = accuracies("few", "long_tail.csv", method=method)
+        rare = accuracies("few", "long_tail.csv", method=method, commit="bfcdec9")
         assert few == ", ".join(f"{value:.1f}" for value in rare)
+
+
+LONG_TAILS = ROOT / "docs" / "longtails.md"
+LONG_TAIL_TESTED = (("resnet32", "128"), ("resnet32", "256"), ("resnet18", "128"))  # network, batch size
+
+
+def test_the_tests_of_the_long_tail_recipe_are_computed_from_their_rows() -> None:
+    rows = csv_rows("long_tail.csv")
+    printed = [[row[0].strip("`"), *row[1:]] for row in table_under("ResNet-32", LONG_TAILS)]
+    assert {row[0] for row in printed} == {row["method"] for row in rows}
+    assert {(row["model"], row["batch_size"]) for row in rows} == {*LONG_TAIL_TESTED}
+    for method, *cells in printed:
+        for cell, (model, batch_size) in zip(cells, LONG_TAIL_TESTED, strict=True):
+            found = accuracies(rows_of="long_tail.csv", method=method, model=model, batch_size=batch_size)
+            assert cell == (f"{spread(found)} ({len(found)})" if found else "")
+    adjusted = accuracies(rows_of="long_tail.csv", method="balanced", batch_size="256")
+    form = {"method": "balanced-ic-regmixup", "model": "resnet32", "batch_size": "128"}
+    ours = accuracies(rows_of="long_tail.csv", **form)
+    said = f"{fmean(adjusted):.1f} % with logit adjustment and {fmean(ours):.1f} % with our best form"
+    assert said in flat(README)
+
+
+def test_refinements_of_the_long_tail_recipe_are_computed_from_their_rows() -> None:
+    rows = csv_rows("long_tail_refinement.csv")
+    printed = table_under("validation, balanced-regmixup, %", LOG)
+    found: dict[str, dict[str, str]] = {}
+    for row in rows:
+        found.setdefault(row["settings"], {})[row["method"]] = f"{float(row['accuracy']):.1f}"
+    assert len(printed) == len(found)
+    cells = [[one["balanced-regmixup"], one["balanced-ic-regmixup"]] for one in found.values()]
+    assert sorted(row[1:] for row in printed) == sorted(cells)
 
 
 # The README's table: data, where to find the rows, and the names of the methods in its three columns.
@@ -628,7 +684,7 @@ def test_the_readme_s_baselines_for_long_tails_are_those_of_the_findings() -> No
         {row[0]: row[1] for row in table_under(f"accuracy over {word} seeds")} for word in ("four", "three")
     )
     printed = table_under("LT birds 0.1, %", README)
-    assert len(printed) == 7
+    assert len(printed) == 6
     assert [row[1:] for row in printed] == [[birds[row[0]], cifar[row[0]]] for row in printed]
 
 
