@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import csv
-import subprocess
+import runpy
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 LINES = ("erm, then adjusted, tau 1", "erm, then tau-normalised, tau chosen", "balanced")
 
 
-def run_baselines(*flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "tools" / "long_tail_baselines.py"), *flags]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+def run_baselines(*flags: str) -> None:
+    """Run the script with these flags, in this process, which has imported torch already."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        patch.setattr(sys, "argv", ["long_tail_baselines.py", *flags])
+        runpy.run_path(str(ROOT / "tools" / "long_tail_baselines.py"), run_name="__main__")
 
 
-def test_rows_of_methods_and_of_what_is_done_after_training_are_written(tmp_path: Path) -> None:
+def test_rows_of_methods_and_of_what_is_done_after_training_are_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = tmp_path / "rows.csv"
     data = ("--dataset", "digits", "--per-class", "20", "--imbalance", "0.2", "--recipe", "quick")
     short = ("--epochs", "1", "--seeds", "2", "--device", "cpu", "--out", str(tmp_path / "runs"))
-    done = run_baselines(*data, *short, "--rows", str(rows), "--only", *LINES)
-    assert done.returncode == 0, done.stderr
+    run_baselines(*data, *short, "--rows", str(rows), "--only", *LINES)
+    printed = capsys.readouterr().out
     with rows.open(newline="") as file:
         found = list(csv.DictReader(file))
     kinds = [(row["method"], row["after"], row["seed"]) for row in found]
@@ -32,10 +39,11 @@ def test_rows_of_methods_and_of_what_is_done_after_training_are_written(tmp_path
         *(("balanced", "none", seed) for seed in both),
     ]
     assert [row["after_tau"] for row in found[:2]] == ["1.0", "1.0"]
-    assert all(f"| {name} |" in done.stdout for name in LINES)
+    assert all(f"| {name} |" in printed for name in LINES)
 
 
-def test_lines_that_do_not_exist_are_named(tmp_path: Path) -> None:
-    done = run_baselines("--only", "nothing*", "--out", str(tmp_path))
-    assert done.returncode == 2
-    assert "--only nothing* matches no line of erm, focal" in done.stderr
+def test_lines_that_do_not_exist_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        run_baselines("--only", "nothing*", "--out", str(tmp_path))
+    assert exit_.value.code == 2
+    assert "--only nothing* matches no line of erm, focal" in capsys.readouterr().err

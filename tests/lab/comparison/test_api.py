@@ -231,7 +231,10 @@ def test_a_network_that_differs_in_a_function_it_calls_is_another_run(
 def test_processes_get_data_network_and_methods(tmp_path: Path) -> None:
     methods = {"plain": "erm", "mine": Method(draw="mixup", alpha=0.7)}
     given = {"train": Items(ROWS), "test": Items(TEST_ROWS), "methods": methods, "seeds": 1}
-    here, there = (run(tmp_path / str(number), workers=number, **given) for number in (1, 2))
+    here = run(tmp_path / "1", workers=1, **given)
+    run(tmp_path / "2", workers=1, **{**given, "methods": {"plain": "erm"}})  # one process is left to start
+    there = run(tmp_path / "2", workers=2, **given)
+    assert sorted(row["at_once"] for row in there.comparison.rows) == [1, 2]
     losses = [[row["loss"] for row in result.comparison.rows] for result in (here, there)]
     assert losses[0] == pytest.approx(losses[1])
     assert finished(tmp_path / "1") == finished(tmp_path / "2")
