@@ -1,4 +1,4 @@
-"""tools/long_tail_baselines.py: rows of every kind of baseline, and a table of the chosen lines."""
+"""tools/long_tail_baselines.py: rows of every kind of baseline; long_tail_test.py: the runs behind its rows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from icmixup.lab.paper.results import read_rows
 
 ROOT = Path(__file__).parents[2]
 LINES = ("erm, then adjusted, tau 1", "erm, then tau-normalised, tau chosen", "balanced")
@@ -47,3 +49,18 @@ def test_lines_that_do_not_exist_are_named(tmp_path: Path, capsys: pytest.Captur
         run_baselines("--only", "nothing*", "--out", str(tmp_path))
     assert exit_.value.code == 2
     assert "--only nothing* matches no line of erm, focal" in capsys.readouterr().err
+
+
+def test_every_row_of_the_tested_long_tail_recipe_is_a_run_of_the_tool_and_is_not_trained_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    from long_tail_test import METHODS, RECIPES, make_recipes, without_finished
+
+    results = ROOT / "results" / "long_tail.csv"
+    networks = ("resnet32", "resnet18", "resnet32x4")
+    recipes = [one for name in RECIPES for one in make_recipes(networks, METHODS, 3, recipe=name)]
+    todo = without_finished(recipes, results)
+    assert len(recipes) - len(todo) == len(read_rows(results).rows)
+    assert make_recipes(networks, METHODS, 1)[0] not in todo  # resnet32, balanced, seed 0
+    assert make_recipes(["resnet32x4"], METHODS, 1)[0] in todo
