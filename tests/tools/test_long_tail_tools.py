@@ -1,4 +1,4 @@
-"""tools/long_tail_baselines.py: rows of every kind of baseline; long_tail_test.py: the runs behind its rows."""
+"""tools/long_tail_baselines.py: rows of every kind of baseline; long_tail_test.py: runs behind its rows."""
 
 from __future__ import annotations
 
