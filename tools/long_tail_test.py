@@ -4,8 +4,10 @@
     python tools/long_tail_test.py --recipe proco --models resnet32 --methods balanced
 
 Rows are appended to --results as runs finish, the first seed of all before the second of any; runs that the
-file has are not trained again. `--recipe proco` is the recipe of ProCo (Du et al., 2024) without its
-contrastive branch, which separates what its recipe gains from what its method gains.
+file has are not trained again. `--recipe proco` has the augmentation, batch size, learning rate, warm-up and
+weight decay of ProCo (Du et al., 2024), but not its contrastive branch, which separates what its recipe gains
+from what its method gains. The schedule stays a cosine; ProCo's drops the learning rate after 160 and 180
+epochs.
 """
 
 from __future__ import annotations
