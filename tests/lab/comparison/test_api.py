@@ -392,6 +392,7 @@ def test_tuning_is_part_of_the_result(tmp_path: Path) -> None:
         ({"methods": [3]}, "a name or a Method, got int"),
         ({"methods": ["mixupp"]}, "did you mean mixup"),
         ({"methods": ["erm", "ldam"]}, "ldam classifies by cosines, and cannot find the classifier"),
+        ({"cosine_classifier": True}, "cosine_classifier classifies by cosines, and cannot find the"),
         ({"methods": ["erm", "cutmix"]}, r"cutmix cannot mix inputs of shape \(4,\)"),
         ({"methods": {"mixup": "erm"}}, "'mixup' belongs to another method"),
         ({"methods": {"a/b": "erm"}}, "folders are named after it, got 'a/b'"),

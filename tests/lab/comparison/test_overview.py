@@ -57,6 +57,19 @@ def test_the_block_states_what_the_data_and_the_recipe_are() -> None:
     assert (stored["parameters"], stored["estimated_seconds"]) == (weights, 90.0)
 
 
+def test_a_cosine_classifier_is_named_and_has_no_biases() -> None:
+    data = load_dataset(TINY.data, Path("unused"))
+    sizes = []
+    for cosine in (False, True):
+        recipe = dataclasses.replace(TINY, cosine_classifier=cosine)
+        overview = describe_comparison(
+            recipe, data, ("erm",), range(1), recipe_name="quick", where="cpu", seconds=None
+        )
+        sizes.append(overview.parameters)
+        assert dict(overview.lines())["model"].startswith("small-cnn with a cosine classifier") == cosine
+    assert sizes[0] - sizes[1] == 10
+
+
 def test_data_that_cannot_answer_is_warned_about() -> None:
     recipe = dataclasses.replace(QUICK, epochs=20)  # 20 steps of 30 images
     few, steps, missing = find_warnings(recipe, made([0, 0, 2] * 10))

@@ -140,8 +140,8 @@ def compare(
     with definitions.registered(), errors_about_arguments():
         names = check_methods(method_names(methods))
         check_inputs(names, data)
-        check_classifier(names, network)
         recipe = make_recipe(name, network, optimizer, data, settings)
+        check_classifier(names, recipe)
         check_network(recipe, data)
         execution = Execution(
             out=Path(out),
@@ -429,10 +429,11 @@ def check_inputs(methods: Sequence[str], data: Dataset) -> None:
         )
 
 
-def check_classifier(methods: Sequence[str], network: str) -> None:
-    """Raise an error for methods that replace the linear classifier of a network that is not ours."""
+def check_classifier(methods: Sequence[str], recipe: Recipe) -> None:
+    """Raise an error if the linear classifier of a network that is not ours is to be replaced."""
     wrong = [name for name in methods if find_method(name).margin > 0]
-    if wrong and is_own(network):
+    wrong += ["cosine_classifier"] if recipe.cosine_classifier else []
+    if wrong and is_own(recipe.model):
         raise ValueError(
             f"{', '.join(wrong)} classifies by cosines, and cannot find the classifier of your own network; "
             'leave it out, or use a network by name, for example model="resnet18"'

@@ -118,7 +118,7 @@ def describe_comparison(
         original_size=data.original_size,
         training_size=size,
         augmentation=describe_augmentation(recipe) if augments(data) else "none",
-        model=recipe.model,
+        model=f"{recipe.model} with a cosine classifier" if recipe.cosine_classifier else recipe.model,
         parameters=parameters,
         recipe=recipe_name if recipe.sampler == "uniform" else f"{recipe_name}, {recipe.sampler} sampling",
         epochs=recipe.epochs,
@@ -138,13 +138,21 @@ def describe_network(recipe: Recipe, data: Dataset) -> tuple[str, int]:
     """Size of the network's inputs, and its number of weights that are trained."""
     if is_own(recipe.model):
         shape = tuple(data.train.images.shape[1:])
-        model = build_model(recipe.model, data.num_classes, channels=shape[0], seed=0)
+        cosine = recipe.cosine_classifier
+        model = build_model(recipe.model, data.num_classes, channels=shape[0], seed=0, cosine=cosine)
         return " x ".join(map(str, shape)), sum(weight.numel() for weight in model.parameters())
     if data.is_features:
         width = data.train.images.shape[1]
-        return f"{width:,} features", (width + 1) * data.num_classes
+        return f"{width:,} features", (width + (not recipe.cosine_classifier)) * data.num_classes
     channels, height, width = data.train.images.shape[1:]
-    model = build_model(recipe.model, data.num_classes, channels=channels, seed=0, image_size=width)
+    model = build_model(
+        recipe.model,
+        data.num_classes,
+        channels=channels,
+        seed=0,
+        image_size=width,
+        cosine=recipe.cosine_classifier,
+    )
     return f"{width} x {height}", sum(weight.numel() for weight in model.parameters())
 
 
