@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.util
 import json
 import shutil
@@ -14,12 +15,11 @@ import torch
 timm = pytest.importorskip("timm")
 from PIL import Image  # noqa: E402
 from timm.data import create_transform, resolve_data_config  # noqa: E402
-from timm.optim import param_groups_layer_decay  # noqa: E402
 
 from icmixup.lab.datasets import DataSpec, load_dataset  # noqa: E402
 from icmixup.lab.models import build_model, classifier_of, preprocessing_of, start_note  # noqa: E402
 from icmixup.lab.models import uses_attention as is_transformer  # noqa: E402
-from icmixup.lab.models.timm import sizes_near  # noqa: E402
+from icmixup.lab.models.timm import LOCAL_SINCE, sizes_near, version_numbers  # noqa: E402
 from icmixup.lab.training.evaluate import split_scores  # noqa: E402
 from icmixup.lab.training.execution import Execution  # noqa: E402
 from icmixup.lab.training.loop import train  # noqa: E402
@@ -32,6 +32,9 @@ MODEL = "tf_efficientnet_lite0"
 # preprocessing the first class is tiger cat (0.39), the second Egyptian cat (0.36).
 PHOTOS = {"chelsea.png": {281, 282, 285}, "coffee.png": {967}, "rocket.jpg": {657}}
 CONVERTER = Path(__file__).parents[2] / "tools" / "convert_lite0.py"
+needs_local_dir = pytest.mark.skipif(
+    version_numbers(timm.__version__) < LOCAL_SINCE, reason="this version of timm has no local-dir: names"
+)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +71,7 @@ def timms_scores(name: str, weights: str, photos: Path) -> torch.Tensor:
         return model(torch.stack([transform(Image.open(file).convert("RGB")) for file in files]))
 
 
-@pytest.mark.parametrize("source", ["file", "local-dir"])
+@pytest.mark.parametrize("source", ["file", pytest.param("local-dir", marks=needs_local_dir)])
 def test_the_loaded_network_knows_three_photos(
     source: str, folder: Path, photos: Path, tmp_path: Path
 ) -> None:
@@ -167,6 +170,7 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
         build_model(f"local-dir:{tmp_path}", 5, seed=0, weights="pretrained")
 
 
+@needs_local_dir
 def test_an_exported_network_does_not_need_the_folder_its_weights_came_from(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -180,6 +184,17 @@ def test_an_exported_network_does_not_need_the_folder_its_weights_came_from(
     shutil.rmtree(start)
     after = load_trained(tmp_path / "model.safetensors").model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_version_of_timm_without_local_dir_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text('{"architecture": "test_vit"}')
+    monkeypatch.setattr(timm, "__version__", "1.0.9")
+    with pytest.raises(
+        ValueError, match=r"local-dir: needs timm 1\.0\.16 or later, found 1\.0\.9: pip install"
+    ):
+        build_model(f"local-dir:{tmp_path}", 5, seed=0)
 
 
 def test_a_transformer_names_the_sizes_it_can_take() -> None:
@@ -201,7 +216,10 @@ def test_position_embeddings_of_a_file_are_resampled_to_the_image_size(tmp_path:
 def test_groups_of_layers_are_timms() -> None:
     model = build_model("test_vit", 5, seed=0)
     recipe = Recipe(model="test_vit", weight_decay=0.05, layer_decay=0.75, decay_norms=False)
-    theirs = param_groups_layer_decay(
+    optim = importlib.import_module("timm.optim")
+    if not hasattr(optim, "param_groups_layer_decay"):  # in early versions
+        optim = importlib.import_module("timm.optim.optim_factory")
+    theirs = optim.param_groups_layer_decay(
         model, weight_decay=0.05, layer_decay=0.75, no_weight_decay_list=model.no_weight_decay()
     )
     expected = {id(w): (g["lr_scale"], g["weight_decay"]) for g in theirs for w in g["params"]}

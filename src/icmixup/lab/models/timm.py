@@ -25,6 +25,7 @@ from icmixup.lab.datasets.preprocessing import Preprocessing
 from icmixup.lab.models.weights import State, fits, match_weights
 
 LOCAL = "local-dir:"
+LOCAL_SINCE = (1, 0, 16)  # the version of timm
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.safetensors", "pytorch_model.bin")
 SIMILAR_MODELS = 30  # that are tried to find the model of a weights file
 
@@ -76,8 +77,18 @@ def create(name: str, **arguments: object) -> nn.Module:
             f"{name.removeprefix(LOCAL)!r} has no config.json: {LOCAL} needs a folder in timm's format, with "
             "config.json and model.safetensors"
         )
+    if name.startswith(LOCAL) and version_numbers(timm().__version__) < LOCAL_SINCE:
+        needed = ".".join(map(str, LOCAL_SINCE))
+        raise ValueError(
+            f"{LOCAL} needs timm {needed} or later, found {timm().__version__}: pip install --upgrade timm"
+        )
     model: nn.Module = timm().create_model(name, **arguments)
     return model
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """ "1.0.16.dev0" to (1, 0, 16)."""
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
 def portable_name(name: str) -> str:
@@ -92,11 +103,21 @@ def portable_name(name: str) -> str:
     return name if content.get("model_args") else str(content["architecture"])
 
 
+def create_skeleton(name: str, **settings: Any) -> nn.Module:
+    """A network to look at, without memory for its weights where timm can do that: early versions cannot for
+    transformers."""
+    try:
+        with torch.device("meta"):
+            return create(name, **settings)
+    except (NotImplementedError, RuntimeError):
+        with torch.random.fork_rng(devices=[]):  # its weights are drawn, and not used
+            return create(name, **settings)
+
+
 @cache
 def pretrained_config(name: str) -> dict[str, Any]:
     """timm's settings of a model's pretrained weights: input size, mean, std, name of the classifier, ..."""
-    with torch.device("meta"):
-        return dict(create(name).pretrained_cfg)  # type: ignore[arg-type]
+    return dict(create_skeleton(name).pretrained_cfg)  # type: ignore[arg-type]
 
 
 def stage_names(model: nn.Module) -> tuple[str, ...]:
@@ -113,8 +134,8 @@ def head_names(name: str) -> tuple[str, ...]:
 
 def is_transformer(name: str) -> bool:
     """Whether a model has attention between patches."""
-    with torch.device("meta"):
-        return any(type(module).__name__.endswith("Attention") for module in create(name).modules())
+    modules = create_skeleton(name).modules()
+    return any(type(module).__name__.endswith("Attention") for module in modules)
 
 
 def timm_preprocessing(name: str, file: Path | None = None) -> Preprocessing:
@@ -163,15 +184,16 @@ def size_argument(name: str, image_size: int | None) -> dict[str, int]:
 
 
 def takes_size(name: str, image_size: int) -> bool:
-    """Whether a network can be built for and called with images of that size, tried on the meta device."""
+    """Whether a network can be built for and called with images of that size, by trying."""
     if image_size == pretrained_config(name)["input_size"][-1]:
         return True
     try:
-        with torch.device("meta"), torch.inference_mode():
-            model = create(name, img_size=image_size).eval()
+        with torch.inference_mode():
+            model = create_skeleton(name, img_size=image_size).eval()
             if any(image_size % side for side in patch_size(model)):  # the rest would be cut off
                 return False
-            model(torch.empty(1, 3, image_size, image_size))
+            with next(model.parameters()).device:
+                model(torch.zeros(1, 3, image_size, image_size))
     except (AssertionError, RuntimeError, TypeError, ValueError):
         return False
     return True
@@ -242,10 +264,9 @@ def models_that_fit(state: State, name: str, file: Path) -> list[str]:
     """Models of timm whose tensors are those of a file, among models with a similar name."""
     found = []
     for candidate in similar_models(name, file):
-        with torch.device("meta"):
-            model = create(candidate)
-            if fits(match_weights(model, adapt_state(candidate, model, state, 3), head_names(candidate))):
-                found.append(candidate)
+        model = create_skeleton(candidate)
+        if fits(match_weights(model, adapt_state(candidate, model, state, 3), head_names(candidate))):
+            found.append(candidate)
     return found
 
 

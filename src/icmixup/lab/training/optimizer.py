@@ -54,20 +54,22 @@ def has_no_decay(name: str, weight: Tensor, exempted: Collection[str]) -> bool:
 
 def layer_groups(model: nn.Module, recipe: Recipe) -> list[WeightGroup]:
     """Groups of timm's layers: each learns layer_decay times as fast as the one above it, the head fully."""
-    if not hasattr(model, "group_matcher"):
+    matcher: Callable[..., object] | None = getattr(model, "group_matcher", None)
+    if matcher is None:
         raise ValueError(f"layer_decay needs a timm model, got {recipe.model}; leave --layer-decay out")
-    found = import_module("timm.optim").param_groups_layer_decay(
-        model,
-        weight_decay=recipe.weight_decay,
-        no_weight_decay_list=exempted_names(model),
-        layer_decay=recipe.layer_decay,
-        weight_decay_exclude_1d=not recipe.decay_norms,
-    )
+    assert recipe.layer_decay is not None
+    # Not timm's param_groups_layer_decay, which lacks an option in timm's older versions.
+    group_parameters = import_module("timm.models").group_parameters
+    layers: dict[str, int] = group_parameters(model, matcher(coarse=False), reverse=True)
+    top, exempted = max(layers.values()), exempted_names(model)
     # Layers that differ in nothing become one group, which is one kernel launch.
-    merged: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
-    for group in found:
-        merged[group["lr_scale"], group["weight_decay"]] += group["params"]
-    return [WeightGroup(tuple(weights), *values) for values, weights in merged.items()]
+    groups: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            plain = name in exempted or (weight.dim() <= 1 and not recipe.decay_norms)
+            scale = recipe.layer_decay ** (top - layers.get(name, top))
+            groups[scale, 0.0 if plain else recipe.weight_decay].append(weight)
+    return [WeightGroup(tuple(weights), *values) for values, weights in groups.items()]
 
 
 def make_optimizer(groups: list[WeightGroup], recipe: Recipe, lrs: Tensor) -> torch.optim.Optimizer:
