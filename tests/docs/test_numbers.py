@@ -381,8 +381,6 @@ def test_the_time_of_twelve_runs_is_computed_from_its_rows() -> None:
     assert f"took {ours_s:.1f} s from its start to its end" in text
     assert f"One such run of `train.py` took {theirs_s:.1f} s" in text
     assert f"take {runs * theirs_s:.0f} s: {runs * theirs_s / ours_s:.1f} times as long" in text
-    said = f"took {ours_s:.0f} s on an H200; timm's `train.py` would [take {runs * theirs_s:.0f} s]"
-    assert said in flat(README)
 
 
 KERNELS = {
@@ -462,7 +460,11 @@ def test_the_tests_of_the_long_tail_recipe_are_computed_from_their_rows() -> Non
     adjusted = accuracies(rows_of="long_tail.csv", method="balanced", batch_size="256")
     form = {"method": "balanced-ic-regmixup", "model": "resnet32", "batch_size": "128"}
     ours = accuracies(rows_of="long_tail.csv", **form)
-    said = f"{fmean(adjusted):.1f} % with logit adjustment and {fmean(ours):.1f} % with our best form"
+    mixed = accuracies(rows_of="long_tail.csv", method="balanced-regmixup", batch_size="256")
+    said = (
+        f"{fmean(adjusted):.1f} % with logit adjustment, {fmean(mixed):.1f} % if mixed images are added, and "
+        f"{fmean(ours):.1f} % with our best form"
+    )
     assert said in flat(README)
 
 
@@ -684,7 +686,7 @@ def test_the_readme_s_baselines_for_long_tails_are_those_of_the_findings() -> No
         {row[0]: row[1] for row in table_under(f"accuracy over {word} seeds")} for word in ("four", "three")
     )
     printed = table_under("LT birds 0.1, %", README)
-    assert len(printed) == 6
+    assert len(printed) == 7
     assert [row[1:] for row in printed] == [[birds[row[0]], cifar[row[0]]] for row in printed]
 
 

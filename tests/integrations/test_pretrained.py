@@ -16,10 +16,11 @@ timm = pytest.importorskip("timm")
 from PIL import Image  # noqa: E402
 from timm.data import create_transform, resolve_data_config  # noqa: E402
 
+from icmixup.integrations._versions import release  # noqa: E402
 from icmixup.lab.datasets import DataSpec, load_dataset  # noqa: E402
 from icmixup.lab.models import build_model, classifier_of, preprocessing_of, start_note  # noqa: E402
 from icmixup.lab.models import uses_attention as is_transformer  # noqa: E402
-from icmixup.lab.models.timm import LOCAL_SINCE, sizes_near, version_numbers  # noqa: E402
+from icmixup.lab.models.timm import LOCAL_SINCE, sizes_near  # noqa: E402
 from icmixup.lab.training.evaluate import split_scores  # noqa: E402
 from icmixup.lab.training.execution import Execution  # noqa: E402
 from icmixup.lab.training.loop import train  # noqa: E402
@@ -33,7 +34,7 @@ MODEL = "tf_efficientnet_lite0"
 PHOTOS = {"chelsea.png": {281, 282, 285}, "coffee.png": {967}, "rocket.jpg": {657}}
 CONVERTER = Path(__file__).parents[2] / "tools" / "convert_lite0.py"
 needs_local_dir = pytest.mark.skipif(
-    version_numbers(timm.__version__) < LOCAL_SINCE, reason="this version of timm has no local-dir: names"
+    release(timm.__version__) < LOCAL_SINCE, reason="this version of timm has no local-dir: names"
 )
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from icmixup.integrations._versions import release
 from icmixup.lab.datasets.preprocessing import Preprocessing
 from icmixup.lab.models.weights import State, fits, match_weights
 
@@ -77,18 +78,13 @@ def create(name: str, **arguments: object) -> nn.Module:
             f"{name.removeprefix(LOCAL)!r} has no config.json: {LOCAL} needs a folder in timm's format, with "
             "config.json and model.safetensors"
         )
-    if name.startswith(LOCAL) and version_numbers(timm().__version__) < LOCAL_SINCE:
+    if name.startswith(LOCAL) and release(timm().__version__) < LOCAL_SINCE:
         needed = ".".join(map(str, LOCAL_SINCE))
         raise ValueError(
             f"{LOCAL} needs timm {needed} or later, found {timm().__version__}: pip install --upgrade timm"
         )
     model: nn.Module = timm().create_model(name, **arguments)
     return model
-
-
-def version_numbers(version: str) -> tuple[int, ...]:
-    """ "1.0.16.dev0" to (1, 0, 16)."""
-    return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
 def portable_name(name: str) -> str:
