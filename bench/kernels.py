@@ -1,7 +1,11 @@
 """Where the GPU time of a training step goes: its kernels, grouped by what they do, and the idle time.
 
-    python bench/kernels.py --model resnet34 --forms graph compiled
+    python bench/kernels.py --model resnet34 --forms graph unfused compiled
     python bench/kernels.py --model tf_efficientnet_lite0 --image-size 224 --recipe finetune --method erm
+
+graph       captured steps with fused layers, the default of `icmixup train`
+unfused     captured steps with torch's own layers
+compiled    captured steps of the compiled network (--compile)
 
 Each form is profiled over whole epochs of random images, as `icmixup train` runs them. Idle is the time in
 which no kernel runs, as a share of the epoch.
@@ -11,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -24,6 +29,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
 from icmixup.lab.datasets import Dataset, Split
+from icmixup.lab.models.fused import SWITCH
 from icmixup.lab.training import step as step_module
 from icmixup.lab.training.artifacts import save_artifacts
 from icmixup.lab.training.feed import make_feed
@@ -35,9 +41,13 @@ COLUMNS = (
     *("bench", "model", "form", "batch_size", "image_size", "kind", "name", "us_per_step", "calls_per_step"),
     *("images_per_second", "start_s", "idle", "device", "torch", "python", "commit", "date"),
 )
+FORMS = ("graph", "unfused", "compiled")
 # The first word that a kernel's name contains decides its group.
 GROUPS = {
-    "compiled": ("triton",),  # first: their names list the operations that they fuse
+    "compiled": ("triton_",),  # first: their names list the operations that they fuse
+    "fused norm": ("moments_kernel", "apply_kernel", "reduce_kernel", "input_gradient_kernel"),
+    "fused pool": ("pool_forward_kernel", "pool_backward_kernel"),
+    "fused depthwise": ("forward_kernel", "input_grad_kernel", "weight_grad_kernel", "sum_kernel"),
     "convolution, depthwise": ("depthwise", "dw_conv", "c1_k1", "grouped", "group_conv"),
     "convolution, weights": ("wgrad", "backward_filter", "bgrad"),
     "convolution, input": ("dgrad", "backward_data"),
@@ -77,6 +87,7 @@ def profile_form(recipe: Recipe, data: Dataset, form: str, args: argparse.Namesp
     feed = make_feed(recipe, data.train)
     feed.fill(0)
     started = time.perf_counter()
+    os.environ[SWITCH] = "0" if form == "unfused" else "1"
     learner = make_learner(recipe, data, lambda module: module)
     step = make_step(learner, recipe, recipe.method_at(0), data)
     run = GraphedEpoch(learner, step, feed.epoch, feed.prepare)
@@ -146,7 +157,7 @@ def main() -> None:
     parser.add_argument("--model", default="resnet34")
     parser.add_argument("--method", default="ic-mixup")
     parser.add_argument("--recipe", choices=list(RECIPES), default="paper")
-    parser.add_argument("--forms", nargs="+", choices=("graph", "compiled"), default=["graph", "compiled"])
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--image-size", type=int, default=32)
     parser.add_argument("--images", type=int, default=1280, help="of an epoch")

@@ -49,6 +49,7 @@ from icmixup.lab.training.step import (
     GraphedEpoch,
     Learner,
     in_gpu_thread,
+    is_captured,
     make_learner,
     make_step,
 )
@@ -235,7 +236,7 @@ class Session:
     def make_epoch(self, number: int) -> Callable[[], Tensor]:
         """A function that runs an epoch and returns (steps,) losses: captured on a GPU, eager elsewhere."""
         step = make_step(self.learner, self.recipe, self.recipe.method_at(number), self.data)
-        if self.recipe.graph and self.learner.device.type == "cuda" and world_size() == 1:
+        if is_captured(self.recipe, self.learner.device):
             self.fill(number)
             return GraphedEpoch(self.learner, step, self.epoch, self.feed.prepare)
 

@@ -22,9 +22,11 @@ from icmixup.hidden import hidden_modules
 from icmixup.lab.augment import normaliser
 from icmixup.lab.datasets import Dataset
 from icmixup.lab.models import MODELS, build_linear, build_model, check_digest, is_own
+from icmixup.lab.models.fused import can_fuse, fuse_layers
 from icmixup.lab.training.artifacts import load_artifacts
 from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.optimizer import make_optimizer, weight_groups
+from icmixup.lab.training.ranks import world_size
 from icmixup.lab.training.recipe import Recipe
 from icmixup.methods import Method
 from icmixup.objective import training_loss
@@ -96,6 +98,9 @@ def make_learner(recipe: Recipe, dataset: Dataset, wrap: Callable[[nn.Module], n
     images = dataset.train.images
     device = images.device
     model = to_device(initial_model(recipe, dataset), device)
+    # torch.compile fuses by itself; a step that is not captured would wait for the launches of our kernels.
+    if is_captured(recipe, device) and can_fuse(device) and not recipe.compile and not is_own(recipe.model):
+        fuse_layers(model)
     forward = model
     # Manifold Mixup adds and removes hooks in every step; a compiled model would be recompiled each time.
     if recipe.compile and recipe.method_at(0).draw != "manifold" and not dataset.is_features:
@@ -114,6 +119,11 @@ def make_learner(recipe: Recipe, dataset: Dataset, wrap: Callable[[nn.Module], n
         lr_scales=torch.tensor([group.lr_scale for group in groups], device=device),
         generator=torch.Generator(device),
     )
+
+
+def is_captured(recipe: Recipe, device: torch.device) -> bool:
+    """Whether the steps of a run are captured in CUDA graphs."""
+    return recipe.graph and device.type == "cuda" and world_size() == 1
 
 
 def initial_model(recipe: Recipe, dataset: Dataset) -> nn.Module:
