@@ -96,6 +96,7 @@ def test_layers_that_differ_are_left_alone() -> None:
         nn.BatchNorm2d(8, track_running_stats=False),
         nn.BatchNorm1d(8),
         nn.GroupNorm(2, 8),
+        nn.Conv2d(8, 8, 3),  # bias
         nn.Conv2d(8, 8, 3, groups=8),  # bias
         nn.Conv2d(8, 8, 3, groups=4, bias=False),
         nn.Conv2d(8, 8, 3, groups=8, bias=False, dilation=2),
@@ -103,7 +104,6 @@ def test_layers_that_differ_are_left_alone() -> None:
         nn.Conv2d(8, 16, 3, groups=8, bias=False),
         nn.Conv2d(8, 8, (3, 5), groups=8, bias=False),
         nn.Conv2d(3, 8, 3, 2, padding_mode="reflect", padding=1),
-        nn.Conv2d(3, 8, 3),
         nn.MaxPool2d(2, 2),
         nn.MaxPool2d(3, 2, 1, ceil_mode=True),
     )

@@ -2,6 +2,7 @@
 
     FusedNorm        BatchNorm, the shortcut of a block and the activation in one pass over the maps
     DepthwiseConv    depthwise convolution at about the speed of memory, which cuDNN's does not have
+    FusedConv        convolution whose weight gradient is computed beside the rest of the backward pass
     StemConv         first convolution with stride 2, on blocks of pixels, which have enough channels for
                      tensor cores
     FusedPool        max pooling in the stem of a ResNet
@@ -23,7 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from icmixup.lab.models.small import TENSOR_CORE_CHANNELS, Norm, Residual
+from icmixup.lab.models.overlap import convolve
+from icmixup.lab.models.small import TENSOR_CORE_CHANNELS, Conv, Norm, Residual
 
 Sides = tuple[int, int, int, int]
 
@@ -208,6 +210,20 @@ def fuse_block(module: nn.Module) -> None:
             module.__class__ = FusedBlock
 
 
+class FusedConv(nn.Conv2d):
+    """Convolution by `overlap.convolve`, its input padded to the channels that tensor cores need."""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        missing = TENSOR_CORE_CHANNELS - self.in_channels
+        assert not isinstance(self.padding, str)
+        if not (self.training and on_gpu(maps)):
+            return F.conv2d(maps, self.weight, self.bias, self.stride, self.padding)
+        if missing > 0:  # the first layer of networks for small images
+            maps, weight = (F.pad(x, (0, 0, 0, 0, 0, missing)) for x in (to_autocast(maps), self.weight))
+            return F.conv2d(maps, weight, None, self.stride, self.padding)
+        return convolve(to_autocast(maps), self.weight, self.stride, self.padding)
+
+
 class StemConv(nn.Conv2d):
     """First convolution of a network, by `convolve_blocks`; `same` pads as TensorFlow does."""
 
@@ -312,7 +328,7 @@ def padding_of(conv: StemConv | DepthwiseConv, maps: Tensor) -> Sides:
 def fuse_conv(module: nn.Module) -> None:
     """Make a StemConv or a DepthwiseConv of a convolution of torch or of timm's Conv2dSame."""
     same = is_timm(module, "layers", "Conv2dSame")
-    if not isinstance(module, nn.Conv2d) or not (same or type(module) is nn.Conv2d):
+    if not isinstance(module, nn.Conv2d) or not (same or type(module) in (nn.Conv2d, Conv)):
         return
     plain = (
         set(module.dilation) == {1} and module.padding_mode == "zeros" and isinstance(module.padding, tuple)
@@ -321,6 +337,9 @@ def fuse_conv(module: nn.Module) -> None:
         module.__class__ = StemConv
     elif plain and is_depthwise(module):
         module.__class__ = DepthwiseConv
+    elif plain and module.groups == 1 and module.bias is None and not same:
+        module.__class__ = FusedConv
+        return
     else:
         return
     module.same = same  # type: ignore[assignment]
