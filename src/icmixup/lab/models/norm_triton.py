@@ -47,7 +47,6 @@ class Tiles(NamedTuple):
 TILE = 4096  # elements
 WARPS = 8
 SUM_PROGRAMS = 264  # of a sum in all: two on each multiprocessor of an H200
-MOMENTS = 2  # times the rows of a tile, for moments: one map is read at a time, and reads must be many
 SUM_TILES = 4  # of each program of a sum, at least: the last program has to add up what all of them found
 PARTS = 8192  # sums that the last program reads at once
 # Channels of a tile, and the share of the memory's speed that such tiles reach if there are more channels.
@@ -325,7 +324,7 @@ class NormAct(torch.autograd.Function):
             *(statistics.batches, table, parts, statistics.counters),
             *(rows, channels // tiles.unit, tiles.programs, statistics.momentum, statistics.eps),
             HAS_BATCHES=statistics.batches is not None,
-            **sum_options(tiles._replace(rows=MOMENTS * tiles.rows)),
+            **sum_options(tiles),
         )
         out = torch.empty_like(maps)
         shortcut = None if shortcut is None else channels_last(shortcut.to(maps.dtype))
