@@ -53,7 +53,7 @@ from typing import NamedTuple
 
 import torch
 from PIL import Image
-from rows import append_row
+from rows import append_row, choose_layers
 from torch import nn
 
 from icmixup.lab.datasets import Dataset
@@ -74,7 +74,7 @@ COLUMNS = (
 # timm's tagged name: the lab has a resnet50 of its own, for small images.
 MODELS = ("tf_efficientnet_lite0", "resnet50.a1_in1k")
 PARTS = ("limits", "speed", "wall")
-FORMS = ("graph", "compiled")
+FORMS = ("fused", "graph", "compiled")  # of our step; graph: captured with torch's own layers
 METHODS = ("erm", "mixup", "ic-mixup", "ic-mixup-cutmix")
 # Words of --timm-settings; a number is the number of loader processes.
 TIMM_FLAGS = {
@@ -215,7 +215,7 @@ def link_copies(folder: Path, target: Path, copies: int) -> Path:
     return target
 
 
-def make_recipe(args: argparse.Namespace, model: str, folder: Path, form: str = "graph") -> Recipe:
+def make_recipe(args: argparse.Namespace, model: str, folder: Path, form: str = FORMS[0]) -> Recipe:
     """The lab's recipe for fine-tuning, long enough for any measurement.
 
     From random weights, which takes the same time.
@@ -603,6 +603,7 @@ def measure_compare(bench: Bench, photos: PhotoFolder, model: str, workers: int)
     ]
     if weights := weights_of(args, model):
         command += ["--weights", str(weights)]
+    choose_layers(FORMS[0])
     finished = run_process(command, args, out)
     bench.write(
         part="wall",
@@ -657,7 +658,7 @@ def print_speed(rows: Sequence[Row], model: str) -> None:
     ours = find_rows(rows, "speed", model, "ours")
     for side in sides_of(find_rows(rows, "speed", model, "train.py")):
         # train.py is compiled where ours was measured: elsewhere, neither counts compiled.
-        comparable = [row for row in ours if row["photo_side"] == side or row["form"] == "ours, graph"]
+        comparable = [row for row in ours if row["photo_side"] == side or row["form"] != "ours, compiled"]
         best, theirs = fastest(comparable), fastest(find_rows(rows, "speed", model, "train.py", side))
         if best is not None and theirs is not None:
             print(
@@ -721,7 +722,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--timm-train", type=Path, required=True, help="timm's train.py")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--models", nargs="+", default=list(MODELS))
-    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS), help="of our step")
+    parser.add_argument(
+        "--forms", nargs="+", choices=FORMS, default=["fused", "compiled"], help="of our step"
+    )
     parser.add_argument(
         "--timm-settings", nargs="+", default=list(settings), metavar="SETTING", help="such as 16+fused"
     )
@@ -828,14 +831,17 @@ def load_copies(bench: Bench, photos: PhotoFolder) -> Dataset | None:
 
 def measure_training(bench: Bench, data: Dataset, photos: PhotoFolder, *, compiled: bool) -> None:
     """Ours, train.py and the network alone, of all models: without or with compilation."""
-    args, form = bench.args, "compiled" if compiled else "graph"
+    args = bench.args
+    forms = [form for form in args.forms if (form == "compiled") == compiled]
     for model in args.models:
-        if form in args.forms and "speed" in args.parts:
+        for form in forms if "speed" in args.parts else ():
             with attempt(f"ours, {form}, {model}"):
+                choose_layers(form)
                 measure_ours(bench, data, photos, model, form)
         measure_timm_settings(bench, photos, model, compiled=compiled)
-        if form in args.forms and "limits" in args.parts:
+        for form in forms if "limits" in args.parts else ():
             with attempt(f"network alone, {form}, {model}"):
+                choose_layers(form)
                 measure_network(bench, data, photos, model, form)
     print_summary(bench)
 

@@ -1,10 +1,10 @@
 """Where the GPU time of a training step goes: its kernels, grouped by what they do, and the idle time.
 
-    python bench/kernels.py --model resnet34 --forms graph unfused compiled
+    python bench/kernels.py --model resnet34 --forms fused graph compiled
     python bench/kernels.py --model tf_efficientnet_lite0 --image-size 224 --recipe finetune --method erm
 
-graph       captured steps with fused layers, the default of `icmixup train`
-unfused     captured steps with torch's own layers
+fused       captured steps with fused layers, the default of `icmixup train`
+graph       captured steps with torch's own layers
 compiled    captured steps of the compiled network (--compile)
 
 Each form is profiled over whole epochs of random images, as `icmixup train` runs them. Idle is the time in
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -23,13 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rows import append_row
+from rows import append_row, choose_layers
 from torch import Tensor
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
 from icmixup.lab.datasets import Dataset, Split
-from icmixup.lab.models.fused import SWITCH
 from icmixup.lab.training import step as step_module
 from icmixup.lab.training.artifacts import save_artifacts
 from icmixup.lab.training.feed import make_feed
@@ -41,7 +39,7 @@ COLUMNS = (
     *("bench", "model", "form", "batch_size", "image_size", "kind", "name", "us_per_step", "calls_per_step"),
     *("images_per_second", "start_s", "idle", "device", "torch", "python", "commit", "date"),
 )
-FORMS = ("graph", "unfused", "compiled")
+FORMS = ("fused", "graph", "compiled")
 # The first word that a kernel's name contains decides its group.
 GROUPS = {
     "compiled": ("triton_",),  # first: their names list the operations that they fuse
@@ -87,7 +85,7 @@ def profile_form(recipe: Recipe, data: Dataset, form: str, args: argparse.Namesp
     feed = make_feed(recipe, data.train)
     feed.fill(0)
     started = time.perf_counter()
-    os.environ[SWITCH] = "0" if form == "unfused" else "1"
+    choose_layers(form)
     learner = make_learner(recipe, data, lambda module: module)
     step = make_step(learner, recipe, recipe.method_at(0), data)
     run = GraphedEpoch(learner, step, feed.epoch, feed.prepare)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,13 @@ COLUMNS = (
     *("device", "torch", "triton", "commit", "date"),
 )
 EXPONENTIALS_PER_SECOND = 4.2e12  # of an H200, on paper: 132 multiprocessors x 16 a cycle x 1.98 GHz
+
+
+def choose_layers(form: str) -> None:
+    """Networks that are built from now on have torch's own layers in the form "graph", else fused ones."""
+    from icmixup.lab.models.fused import SWITCH  # here, since the loss alone is measured without the lab
+
+    os.environ[SWITCH] = "0" if form == "graph" else "1"
 
 
 def text(value: object, form: str) -> str:

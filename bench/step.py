@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image, ImageOps
+from rows import choose_layers
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -247,7 +248,12 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--model", default="resnet34")
     parser.add_argument("--methods", nargs="+", default=["mixup", "ic-mixup"])
-    parser.add_argument("--forms", nargs="+", default=["plain", "graph", "compiled"], help="eager on a CPU")
+    parser.add_argument(
+        "--forms",
+        nargs="+",
+        default=["plain", "fused", "graph", "compiled"],
+        help="fused: the default of `icmixup train`; graph: captured with torch's own layers; eager on a CPU",
+    )
     parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--classes", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=128)
@@ -266,6 +272,7 @@ def main() -> None:
     for _, form, at_once, method in rounds:
         if form == "plain" and at_once > 1:
             continue
+        choose_layers(form)
         recipe = Recipe(
             dataset="made",
             model=args.model,

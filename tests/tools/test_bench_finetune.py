@@ -165,7 +165,8 @@ def test_what_is_compiled_comes_last_and_only_for_the_first_size_of_photos(
         gc.unfreeze()
     assert [call.replace(" data", "") for call in calls] == [
         *("decoder 0", "decoding 0", "decoder 9", "decoding 9", "augmentation 0"),
-        *("ours 0 m graph", "timm 0 m 2", "network 0 m graph", "timm 9 m 2"),
+        *("ours 0 m fused", "ours 0 m graph", "timm 0 m 2", "network 0 m fused", "network 0 m graph"),
+        "timm 9 m 2",
         *("compare 9 m", "timm_run 9 m"),
         *("ours 0 m compiled", "timm 0 m 2+compile", "network 0 m compiled"),
     ]
