@@ -342,38 +342,64 @@ def test_speed_is_computed_from_its_rows() -> None:
 
 
 BESIDE_TIMM = {"EfficientNet-Lite0": "tf_efficientnet_lite0", "ResNet-50": "resnet50.a1_in1k"}
-TIMM_COMMIT = "24dc08b"  # all rows of the table are of one go
+# Column of ours, and form and commit of its rows: all rows of a table are of one go.
+BESIDE_TIMM_TABLES = {"ours": ("ours, fused", "de417c2"), "ours, torch's layers": ("ours, graph", "24dc08b")}
 
 
-def test_fine_tuning_beside_timm_is_computed_from_its_rows() -> None:
+def finetuning_speed(part: str, form: str, model: str, **fields: str) -> float:
+    """Images a second of the fastest row."""
+    wanted = {"part": part, "form": form, "model": model, **fields}
     rows = csv_rows("finetune.csv")
+    return max(float(row["images_per_second"]) for row in rows if wanted.items() <= row.items())
 
-    def speed(part: str, form: str, model: str, **fields: str) -> float:
-        wanted = {"part": part, "form": form, "model": model, **fields}
-        return max(float(row["images_per_second"]) for row in rows if wanted.items() <= row.items())
 
-    measured = {row["photo_side"] for row in rows if row["commit"] == TIMM_COMMIT and row["part"] == "speed"}
-    printed = table_under("ours", SPEED)
-    assert {row[0].split()[-2] for row in printed} == measured
-    for label, *cells in printed:
-        name, side = label.removesuffix(" pixels").split(", ")
-        ours = speed("speed", "ours, graph", BESIDE_TIMM[name], commit=TIMM_COMMIT)
-        theirs = speed("speed", "train.py", BESIDE_TIMM[name], commit=TIMM_COMMIT, photo_side=side)
+@pytest.mark.parametrize("column", BESIDE_TIMM_TABLES)
+def test_fine_tuning_beside_timm_is_computed_from_its_rows(column: str) -> None:
+    form, commit = BESIDE_TIMM_TABLES[column]
+    rows = [row for row in csv_rows("finetune.csv") if (row["commit"], row["part"]) == (commit, "speed")]
+    measured = {(row["model"], row["photo_side"]) for row in rows if row["form"] == "train.py"}
+    printed = table_under(column, SPEED)
+    places = [label.removesuffix(" pixels").split(", ") for label, *_ in printed]
+    assert {(BESIDE_TIMM[name], side) for name, side in places} == measured
+    for (name, side), (_, *cells) in zip(places, printed, strict=True):
+        ours = finetuning_speed("speed", form, BESIDE_TIMM[name], commit=commit)
+        theirs = finetuning_speed("speed", "train.py", BESIDE_TIMM[name], commit=commit, photo_side=side)
         assert cells == [f"{ours:,.0f}", f"{theirs:,.0f}", f"{ours / theirs:.2f}"]
-    alone = [speed("limits", "network, graph", model) for model in BESIDE_TIMM.values()]
-    parts = [
-        100 * speed("speed", "ours, graph", model, commit=TIMM_COMMIT) / network
-        for model, network in zip(BESIDE_TIMM.values(), alone, strict=True)
-    ]
+
+
+def test_training_beside_the_network_alone_and_the_fastest_train_py_is_computed_from_rows() -> None:
+    ours = [finetuning_speed("speed", "ours, fused", model) for model in BESIDE_TIMM.values()]
+    alone = [kernel_speed(model, "fused") for model in BESIDE_TIMM.values()]
+    sides = {"photo_side": "256"}
+    theirs = [finetuning_speed("speed", "train.py", model, **sides) for model in BESIDE_TIMM.values()]
     text = flat(SPEED)
-    assert f"{parts[0]:.0f} and {parts[1]:.0f} % of the speed of the network's step alone" in text
-    assert f"({alone[0]:,.0f} and {alone[1]:,.0f} images/s" in text
+    assert f"{100 * ours[0] / alone[0]:.0f} and {100 * ours[1] / alone[1]:.0f} % of the speed" in text
+    assert f"step alone ({alone[0]:,.0f} and {alone[1]:,.0f} images/s)" in text
+    assert f"{theirs[0]:,.0f} and {theirs[1]:,.0f} with photos of 256 pixels" in text
+    assert f"{ours[0] / theirs[0]:.2f} and {ours[1] / theirs[1]:.2f} times as high" in text
+    rows = csv_rows("finetune.csv")
     crops = max(float(row["images_per_second"]) for row in rows if row["form"] == "augmentation")
     assert f"{crops:,.0f} images a second" in text
 
 
+def kernel_speed(model: str, form: str) -> float:
+    rows = csv_rows("kernels.csv")
+    return next(
+        float(row["images_per_second"]) for row in rows if (row["model"], row["form"]) == (model, form)
+    )
+
+
+def test_speeds_of_fused_layers_are_computed_from_their_rows() -> None:
+    printed = table_under("torch's layers", SPEED)
+    assert {row[0] for row in printed} == {*KERNELS}
+    for label, *cells in printed:
+        model, captured = KERNELS[label]
+        speeds = [kernel_speed(model, form) for form in (captured, "compiled", "fused")]
+        assert cells == [f"{speed:,.0f}" for speed in speeds]
+
+
 def test_the_time_of_twelve_runs_is_computed_from_its_rows() -> None:
-    rows = [row for row in csv_rows("finetune.csv") if (row["commit"], row["part"]) == (TIMM_COMMIT, "wall")]
+    rows = [row for row in csv_rows("finetune.csv") if (row["commit"], row["part"]) == ("24dc08b", "wall")]
     ours, theirs = (next(row for row in rows if row["form"] == form) for form in ("compare", "train.py"))
     ours_s, theirs_s, runs = float(ours["seconds"]), float(theirs["seconds"]), int(ours["runs"])
     text = flat(SPEED)
