@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from icmixup.lab.training.loop import Diverged, RunProgress, Session, train
 from icmixup.lab.training.ranks import wrap_for_ranks
 from icmixup.lab.training.recipe import Recipe, learning_rate
 from icmixup.lab.training.run_folder import Run, open_run, runs_of
-from icmixup.lab.training.step import make_learner, make_step
+from icmixup.lab.training.step import PREPARING, make_learner, make_step
 
 CPU = torch.device("cpu")
 TINY = Recipe(
@@ -103,6 +104,22 @@ def stop_at(epoch: float) -> Callable[[RunProgress], None]:
             raise Killed
 
     return listen
+
+
+def test_epochs_go_on_while_another_thread_captures_its_steps(digits: Dataset, tmp_path: Path) -> None:
+    late = threading.Timer(20, PREPARING.release)  # so that a run that waits for the lock fails here
+
+    def listen(progress: RunProgress) -> None:
+        if progress.epoch == 1:
+            PREPARING.acquire()
+            late.start()
+        elif progress.epoch == 3:
+            late.cancel()
+            PREPARING.release()
+
+    recipe = dataclasses.replace(TINY, epochs=4, eval_every=4)
+    row = train(recipe, Execution(out=tmp_path, data_dir=tmp_path, dataset=digits, device="cpu"), listen)
+    assert row["epochs"] == 4
 
 
 # The same numbers

@@ -56,6 +56,7 @@ from icmixup.lab.training.step import (
 from icmixup.lab.training.trackers import open_trackers
 
 PROGRESS_SECONDS = 0.2
+COPY_WAIT_SECONDS = 0.25  # longer than a copy or two, shorter than a capture
 
 
 class RunProgress(NamedTuple):
@@ -223,9 +224,7 @@ class Session:
             self.speeds.append(self.images / (time.monotonic() - started))
             self.evaluate_if_due()
             self.seconds += time.monotonic() - started
-            if rank() == 0:
-                with PREPARING:  # copying must not fall into another thread's capture
-                    self.last_epoch = copy.deepcopy(self.state())
+            self.remember_epoch()
             self.report(track)
             # Clocks differ between ranks, so no rank waits for another here: rank 0 decides alone.
             if rank() == 0 and (time.monotonic() - saved >= checkpoint_seconds or self.at_end()):
@@ -346,6 +345,18 @@ class Session:
         stored, _ = self.run.load(torch.device("cpu"))
         if stored is None or stored["epochs_done"] < self.last_epoch["epochs_done"]:
             self.run.save(self.last_epoch)
+
+    def remember_epoch(self) -> None:
+        """Copy the state for an interrupt, unless another thread captures steps, which takes seconds.
+
+        A copy must not fall into a capture, and waiting for it would stop every run on the GPU while one of
+        them starts. The copy of an earlier epoch stays then.
+        """
+        if rank() == 0 and PREPARING.acquire(timeout=COPY_WAIT_SECONDS):
+            try:
+                self.last_epoch = copy.deepcopy(self.state())
+            finally:
+                PREPARING.release()
 
     def state(self) -> Checkpoint:
         """The state of the learner and of the run, as a checkpoint stores it."""
