@@ -40,12 +40,15 @@ COLUMNS = (
     *("images_per_second", "start_s", "idle", "device", "torch", "python", "commit", "date"),
 )
 FORMS = ("fused", "graph", "compiled")
-# The first word that a kernel's name contains decides its group.
-GROUPS = {
-    "compiled": ("triton_",),  # first: their names list the operations that they fuse
+# Whole names: torch's own sums are at::native::reduce_kernel<...>.
+OURS = {
     "fused norm": ("moments_kernel", "apply_kernel", "reduce_kernel", "input_gradient_kernel"),
     "fused pool": ("pool_forward_kernel", "pool_backward_kernel"),
     "fused depthwise": ("forward_kernel", "input_grad_kernel", "weight_grad_kernel", "sum_kernel"),
+}
+# Of other kernels, the first word that the name contains decides the group.
+GROUPS = {
+    "compiled": ("triton_",),  # first: their names list the operations that they fuse
     "convolution, depthwise": ("depthwise", "dw_conv", "c1_k1", "grouped", "group_conv"),
     "convolution, weights": ("wgrad", "backward_filter", "bgrad"),
     "convolution, input": ("dgrad", "backward_data"),
@@ -65,9 +68,10 @@ def made_dataset(images: int, image_size: int, classes: int) -> Dataset:
 
 
 def group_of(name: str) -> str:
+    ours = [group for group, names in OURS.items() if name in names]
     lowered = name.lower()
-    found = (group for group, words in GROUPS.items() if any(word.lower() in lowered for word in words))
-    return next(found, "other")
+    found = [group for group, words in GROUPS.items() if any(word.lower() in lowered for word in words)]
+    return (ours + found + ["other"])[0]
 
 
 def busy_time(spans: list[tuple[float, float]]) -> float:

@@ -65,6 +65,8 @@ ENTRIES = (
     Entry("balanced, tau 1.5", {"method": "balanced", "adjust_tau": 1.5}),
     *plain("mixup", "remix", "regmixup", "balanced-mixup", "balanced-regmixup"),
     *plain("ic-mixup", "ic-remix", "ic-regmixup", "ic-balanced-mixup", "balanced-ic-regmixup"),
+    Entry("ic-regmixup, then adjusted, tau chosen", {"method": "ic-regmixup"}, "adjust"),
+    Entry("balanced-ic-regmixup, tau 1.5", {"method": "balanced-ic-regmixup", "adjust_tau": 1.5}),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from importlib import import_module
 
 import pytest
 import torch
@@ -50,6 +51,22 @@ def test_a_fused_network_of_timm_computes_what_it_did_before(name) -> None:
     images = torch.randn(2, 3, size or 224, size or 224)
     with torch.no_grad():
         assert torch.equal(model.eval()(images), fast.eval()(images))
+    for one, other in zip(step(model, images), step(fast, images), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_other_blocks_of_the_same_name_compute_what_they_did_before() -> None:
+    """The Bottleneck of timm's ResNetV2, as in its hybrids of a ResNet and a transformer."""
+    layers = import_module("timm.layers")
+    model = import_module("timm.models.resnetv2").ResNetV2(
+        (1, 1, 1, 1),
+        num_classes=5,
+        preact=False,
+        conv_layer=layers.create_conv2d,
+        norm_layer=layers.BatchNormAct2d,
+    )
+    fast = fuse_layers(copy.deepcopy(model))
+    images = torch.randn(2, 3, 64, 64)
     for one, other in zip(step(model, images), step(fast, images), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 

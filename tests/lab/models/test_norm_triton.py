@@ -118,6 +118,17 @@ def test_a_large_mean_does_not_hide_a_small_variance() -> None:
     assert error(out, exact) < 1e-3
 
 
+@pytest.mark.parametrize(("activation", "with_shortcut"), CASES)
+def test_a_pixel_that_is_not_a_number_spoils_its_channel_as_in_torch(activation, with_shortcut) -> None:
+    inputs = made_inputs(8)
+    inputs["maps"][1, 2, 3, 4] = torch.nan
+    out, _, statistics = run_kernels(inputs, activation, with_shortcut)
+    exact, _, exact_statistics = run_torch(inputs, activation, with_shortcut)
+    assert torch.equal(out.isnan(), exact.isnan())
+    assert torch.equal(statistics.mean.isnan(), exact_statistics.mean.isnan())
+    assert torch.equal(statistics.var.isnan(), exact_statistics.var.isnan())
+
+
 def test_sums_of_several_programs_and_tiles_are_those_of_all_pixels(monkeypatch) -> None:
     monkeypatch.setattr(kernels, "TILE", 128)
     monkeypatch.setattr(kernels, "SUM_PROGRAMS", 3)

@@ -1,7 +1,7 @@
 """Layers of a network in forms that are faster on a GPU, with the same parameters, names and results.
 
     FusedNorm        BatchNorm, the shortcut of a block and the activation in one pass over the maps
-    DepthwiseConv    depthwise convolution at about the speed of memory, which cuDNN's does not have
+    DepthwiseConv    depthwise convolution limited by memory bandwidth, unlike cuDNN's
     FusedConv        convolution whose weight gradient is computed beside the rest of the backward pass
     StemConv         first convolution with stride 2, on blocks of pixels, which have enough channels for
                      tensor cores
@@ -69,8 +69,9 @@ def fuse_layers(model: nn.Module) -> nn.Module:
     return model
 
 
-def on_gpu(maps: Tensor) -> bool:
-    return maps.is_cuda
+def runs_kernels(maps: Tensor) -> bool:
+    """Whether our kernels run on these maps; they count in 32 bits, so torch takes larger ones."""
+    return maps.is_cuda and maps.numel() < 2**31
 
 
 class FusedNorm(nn.BatchNorm2d):
@@ -81,7 +82,7 @@ class FusedNorm(nn.BatchNorm2d):
 
     def forward(self, maps: Tensor, shortcut: Tensor | None = None) -> Tensor:
         # One value per channel has no variance; torch's own layer says so.
-        if self.training and on_gpu(maps) and maps.numel() > self.num_features:
+        if self.training and runs_kernels(maps) and maps.numel() > self.num_features:
             return self.run_kernels(maps, shortcut)
         out = super().forward(maps)
         return APPLY[self.activation](out if shortcut is None else out + shortcut)
@@ -131,14 +132,14 @@ def activation_of_norm(module: nn.Module) -> str | None:
 def is_timm(module: nn.Module, package: str, *names: str) -> bool:
     """Whether a module is of one of these classes of a package of timm, and not of a subclass."""
     kind = type(module)
-    return kind.__name__ in names and kind.__module__.startswith(f"timm.{package}")
+    return kind.__name__ in names and f"{kind.__module__}.".startswith(f"timm.{package}.")
 
 
 def pairs_of(module: nn.Module) -> Iterator[tuple[str, str]]:
     """Names of a BatchNorm and of the activation that directly follows it."""
-    if isinstance(module, nn.Sequential):
-        names = list(module._modules)
-        yield from pairwise(names)
+    # A subclass may call its modules in another order, or use what is between them.
+    if type(module).forward is nn.Sequential.forward:
+        yield from pairwise(module._modules)
     elif is_timm(module, "models.resnet", "ResNet"):
         yield "bn1", "act1"
     elif is_timm(module, "models.resnet", "BasicBlock", "Bottleneck"):
@@ -216,7 +217,7 @@ class FusedConv(nn.Conv2d):
     def forward(self, maps: Tensor) -> Tensor:
         missing = TENSOR_CORE_CHANNELS - self.in_channels
         assert not isinstance(self.padding, str)
-        if not (self.training and on_gpu(maps)):
+        if not (self.training and runs_kernels(maps)):
             return F.conv2d(maps, self.weight, self.bias, self.stride, self.padding)
         if missing > 0:  # the first layer of networks for small images
             maps, weight = (F.pad(x, (0, 0, 0, 0, 0, missing)) for x in (to_autocast(maps), self.weight))
@@ -230,10 +231,9 @@ class StemConv(nn.Conv2d):
     same: bool
 
     def forward(self, maps: Tensor) -> Tensor:
-        sides = padding_of(self, maps)
-        if self.training and on_gpu(maps):
-            return convolve_blocks(to_autocast(maps), self.weight, self.bias, sides)
-        return F.conv2d(F.pad(maps, sides), self.weight, self.bias, self.stride)
+        if self.training and runs_kernels(maps):
+            return convolve_blocks(to_autocast(maps), self.weight, self.bias, padding_of(self, maps))
+        return super().forward(F.pad(maps, padding_of(self, maps)) if self.same else maps)
 
 
 def convolve_blocks(maps: Tensor, weight: Tensor, bias: Tensor | None, sides: Sides) -> Tensor:
@@ -276,19 +276,18 @@ class DepthwiseConv(nn.Conv2d):
     same: bool
 
     def forward(self, maps: Tensor) -> Tensor:
-        sides = padding_of(self, maps)
-        if self.training and on_gpu(maps):
+        if self.training and runs_kernels(maps):
             from icmixup.lab.models.depthwise_triton import depthwise_conv
 
-            return depthwise_conv(to_autocast(maps), self.weight, self.stride[0], sides)
-        return F.conv2d(F.pad(maps, sides), self.weight, self.bias, self.stride, groups=self.groups)
+            return depthwise_conv(to_autocast(maps), self.weight, self.stride[0], padding_of(self, maps))
+        return super().forward(F.pad(maps, padding_of(self, maps)) if self.same else maps)
 
 
 class FusedPool(nn.MaxPool2d):
     """Max pooling of 3 x 3 pixels with stride 2, by the kernels of `pool_triton`."""
 
     def forward(self, maps: Tensor) -> Tensor:
-        if self.training and on_gpu(maps):
+        if self.training and runs_kernels(maps):
             from icmixup.lab.models.pool_triton import max_pool
 
             return max_pool(maps)
@@ -326,7 +325,7 @@ def padding_of(conv: StemConv | DepthwiseConv, maps: Tensor) -> Sides:
 
 
 def fuse_conv(module: nn.Module) -> None:
-    """Make a StemConv or a DepthwiseConv of a convolution of torch or of timm's Conv2dSame."""
+    """Make a StemConv, a DepthwiseConv or a FusedConv of a convolution of torch, of ours, or of timm."""
     same = is_timm(module, "layers", "Conv2dSame")
     if not isinstance(module, nn.Conv2d) or not (same or type(module) in (nn.Conv2d, Conv)):
         return
@@ -337,8 +336,8 @@ def fuse_conv(module: nn.Module) -> None:
         module.__class__ = StemConv
     elif plain and is_depthwise(module):
         module.__class__ = DepthwiseConv
-    elif plain and module.groups == 1 and module.bias is None and not same:
-        module.__class__ = FusedConv
+    elif plain and module.groups == 1 and module.bias is None and not same and "weight" in module._parameters:
+        module.__class__ = FusedConv  # the weight is a leaf, and not computed from others by a hook
         return
     else:
         return
@@ -346,6 +345,6 @@ def fuse_conv(module: nn.Module) -> None:
 
 
 def is_depthwise(conv: nn.Conv2d) -> bool:
-    """Whether our kernels have a convolution: a filter of 3, 5 or 7 pixels per channel, stride 1 or 2."""
+    """Whether our kernels support a convolution: a filter of 3, 5 or 7 pixels per channel, stride 1 or 2."""
     square = conv.kernel_size in ((3, 3), (5, 5), (7, 7)) and conv.stride in ((1, 1), (2, 2))
     return square and conv.bias is None and conv.groups == conv.in_channels == conv.out_channels > 1

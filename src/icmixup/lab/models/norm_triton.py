@@ -39,9 +39,7 @@ class Tiles(NamedTuple):
     rows: int  # pixels of a tile
     programs: int  # that share the pixels of a block of channels, in a sum
     warps: int
-    unit: (
-        int  # channels that are read at once; the number of channels is a multiple, which the compiler knows
-    )
+    unit: int  # divides the number of channels, which the compiler must know to load several at once
 
 
 TILE = 4096  # elements
@@ -72,10 +70,11 @@ def choose_tiles(rows: int, channels: int) -> Tiles:
 
 @triton.jit
 def _activate(z, ACTIVATION: tl.constexpr):
+    # Comparisons leave NaN as it is, as torch does; tl.maximum would turn it into 0 and hide a divergence.
     if ACTIVATION == 1:
-        z = tl.maximum(z, 0.0)
+        z = tl.where(z < 0, 0.0, z)
     elif ACTIVATION == 2:
-        z = tl.minimum(tl.maximum(z, 0.0), 6.0)
+        z = tl.where(z < 0, 0.0, tl.where(z > 6, 6.0, z))
     elif ACTIVATION == 3:
         z = z * tl.sigmoid(z)
     return z
@@ -152,7 +151,8 @@ def moments_kernel(
     if _is_last(counters + block, programs):
         total, squares = _add_parts(parts, column, inside, channels, programs, CHANNELS, PARTS)
         shift = total / rows
-        variance = tl.maximum(squares / rows - shift * shift, 0.0)
+        variance = squares / rows - shift * shift
+        variance = tl.where(variance < 0, 0.0, variance)  # by rounding; NaN stays
         mean, inverse = origin + shift, 1 / tl.sqrt(variance + eps)
         scale = inverse * tl.load(weight + column, mask=inside, other=0.0)
         offset = tl.load(bias + column, mask=inside, other=0.0) - mean * scale

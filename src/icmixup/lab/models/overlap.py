@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from functools import cache, lru_cache, partial
+from dataclasses import dataclass, field
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +20,6 @@ from torch import Tensor
 from torch.autograd import Variable
 from torch.autograd.function import once_differentiable
 
-Pending = deque[tuple[torch.cuda.Event, tuple[Tensor, ...]]]
 DEPTH = 2  # weight gradients that may be under way: what they read is kept in memory until then
 
 
@@ -89,33 +89,44 @@ def run_beside(run: Callable[[], None], read: tuple[Tensor, ...]) -> None:
     if not (read[0].is_cuda and torch.cuda.is_current_stream_capturing()):
         run()
         return
-    main, side = torch.cuda.current_stream(), side_stream(read[0].device)
-    side.wait_stream(main)
-    with torch.cuda.stream(side):
+    main, side = torch.cuda.current_stream(), side_of(read[0].device)
+    side.stream.wait_stream(main)
+    with torch.cuda.stream(side.stream):
         run()
     backward_pass = torch._C._current_graph_task_id()
-    under_way = pending(read[0].device, backward_pass)
-    if not under_way:
-        Variable._execution_engine.queue_callback(partial(join, main, side, under_way))
-    under_way.append((side.record_event(), read))
-    if len(under_way) > DEPTH:
-        event, _ = under_way.popleft()
+    if side.backward_pass != backward_pass:
+        side.under_way.clear()
+        side.backward_pass = backward_pass
+        Variable._execution_engine.queue_callback(partial(join, main, side))
+    side.under_way.append((side.stream.record_event(), read))
+    if len(side.under_way) > DEPTH:
+        event, _ = side.under_way.popleft()
         main.wait_event(event)
 
 
-def join(main: torch.cuda.Stream, side: torch.cuda.Stream, under_way: Pending) -> None:
-    """At the end of a backward pass the main stream waits for all weight gradients."""
-    main.wait_stream(side)
-    under_way.clear()
+@dataclass
+class Side:
+    """The side stream of a GPU, and what runs there."""
+
+    stream: torch.cuda.Stream
+    backward_pass: int = -1  # number of the backward pass
+    # Ends of weight gradients, and what they read.
+    under_way: deque[tuple[torch.cuda.Event, tuple[Tensor, ...]]] = field(default_factory=deque)
 
 
 @cache
-def side_stream(device: torch.device) -> torch.cuda.Stream:
+def side_of(device: torch.device) -> Side:
     """One per GPU: only one thread captures steps."""
-    return torch.cuda.Stream(device)
+    return Side(torch.cuda.Stream(device))
 
 
-@lru_cache(maxsize=1)
-def pending(device: torch.device, backward_pass: int) -> Pending:
-    """Weight gradients that are under way in this backward pass, and what they read."""
-    return deque()
+def join(main: torch.cuda.Stream, side: Side) -> None:
+    """At the end of a backward pass the main stream waits for all weight gradients."""
+    main.wait_stream(side.stream)
+    side.under_way.clear()
+
+
+def abandon(device: torch.device) -> None:
+    """After an error in a captured backward pass: a capture cannot end before its streams have joined."""
+    if side_of(device).under_way:
+        join(torch.cuda.current_stream(device), side_of(device))

@@ -11,7 +11,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -23,6 +23,7 @@ from icmixup.lab.augment import normaliser
 from icmixup.lab.datasets import Dataset
 from icmixup.lab.models import MODELS, build_linear, build_model, check_digest, is_own
 from icmixup.lab.models.fused import can_fuse, fuse_layers
+from icmixup.lab.models.overlap import abandon
 from icmixup.lab.training.artifacts import load_artifacts
 from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.optimizer import make_optimizer, weight_groups
@@ -98,12 +99,13 @@ def make_learner(recipe: Recipe, dataset: Dataset, wrap: Callable[[nn.Module], n
     images = dataset.train.images
     device = images.device
     model = to_device(initial_model(recipe, dataset), device)
-    # torch.compile fuses by itself; a step that is not captured would wait for the launches of our kernels.
-    if is_captured(recipe, device) and can_fuse(device) and not recipe.compile and not is_own(recipe.model):
+    # Manifold Mixup adds hooks in every step. A compiled model would be recompiled each time, and a fused
+    # norm has already applied the activation at whose input a hook may mix.
+    hooked = recipe.method_at(0).draw == "manifold"
+    if is_fused(recipe, device) and not hooked:
         fuse_layers(model)
     forward = model
-    # Manifold Mixup adds and removes hooks in every step; a compiled model would be recompiled each time.
-    if recipe.compile and recipe.method_at(0).draw != "manifold" and not dataset.is_features:
+    if recipe.compile and not hooked and not dataset.is_features:
         kind = (recipe.model, dataset.num_classes, images.shape[1], images.shape[-1], recipe.cosine, device)
         shared, forward = compiled_model(*kind, threading.get_ident(), MODELS.get(recipe.model))
         shared.load_state_dict(model.state_dict())
@@ -124,6 +126,16 @@ def make_learner(recipe: Recipe, dataset: Dataset, wrap: Callable[[nn.Module], n
 def is_captured(recipe: Recipe, device: torch.device) -> bool:
     """Whether the steps of a run are captured in CUDA graphs."""
     return recipe.graph and device.type == "cuda" and world_size() == 1
+
+
+def is_fused(recipe: Recipe, device: torch.device) -> bool:
+    """Whether a run uses fused layers.
+
+    torch.compile fuses by itself, and a step that is not captured would wait for the launches of our kernels.
+    """
+    return (
+        is_captured(recipe, device) and can_fuse(device) and not recipe.compile and not is_own(recipe.model)
+    )
 
 
 def initial_model(recipe: Recipe, dataset: Dataset) -> nn.Module:
@@ -333,7 +345,12 @@ def capture(run: Callable[[], None], changed: list[Tensor], learner: Learner) ->
     learner.optimizer.zero_grad()
     # Other threads may allocate and synchronise meanwhile; that is not part of this capture.
     with no_garbage_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        run()
+        try:
+            run()
+        except BaseException:  # or the error of a capture that cannot end would hide this one
+            with suppress(RuntimeError):
+                abandon(learner.device)
+            raise
     return graph
 
 
