@@ -49,9 +49,8 @@ def data() -> Dataset:
 
 def epoch_losses(data, tmp_path, epochs=3, **choices):
     """(epochs, steps) losses of a fresh run."""
-    recipe = Recipe(
-        dataset="made", model="small-cnn", batch_size=32, epochs=epochs, precision="float32", **choices
-    )
+    defaults = {"model": "small-cnn", "batch_size": 32, "precision": "float32"}
+    recipe = Recipe(dataset="made", epochs=epochs, **defaults | choices)
     session = Session(Run(tmp_path, recipe), data, make_learner(recipe, data, wrap_for_ranks), None)
     run_epoch, losses = session.make_epoch(0), []
     for number in range(epochs):
@@ -66,6 +65,14 @@ def test_captured_steps_give_the_losses_of_eager_ones(method, data, tmp_path):
     eager = epoch_losses(data, tmp_path, method=method, lr=0.01, graph=False)
     assert captured.shape == (3, 5)
     torch.testing.assert_close(captured, eager, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("method", ["erm", "balanced-ic-regmixup"])  # one and two uses of every weight
+def test_captured_steps_of_a_network_with_shortcuts_give_the_losses_of_eager_ones(method, data, tmp_path):
+    choices = {"method": method, "model": "resnet32", "lr": 0.001}
+    captured = epoch_losses(data, tmp_path, **choices)  # fused, with weight gradients on a second stream
+    eager = epoch_losses(data, tmp_path, graph=False, **choices)
+    torch.testing.assert_close(captured, eager, rtol=2e-3, atol=2e-3)
 
 
 def test_a_method_that_changes_in_training_is_captured_again(tmp_path):
