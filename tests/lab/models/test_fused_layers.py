@@ -118,6 +118,7 @@ def test_layers_that_differ_are_left_alone() -> None:
         nn.Conv2d(8, 8, (3, 5), groups=8, bias=False),
         nn.Conv2d(3, 8, 3, 2, padding_mode="reflect", padding=1),
         nn.utils.spectral_norm(nn.Conv2d(8, 8, 3, bias=False)),  # computes its weight in a hook
+        nn.Conv2d(3, 8, 3, bias=False),
         nn.MaxPool2d(2, 2),
         nn.MaxPool2d(3, 2, 1, ceil_mode=True),
     )

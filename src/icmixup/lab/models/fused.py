@@ -212,16 +212,12 @@ def fuse_block(module: nn.Module) -> None:
 
 
 class FusedConv(nn.Conv2d):
-    """Convolution by `overlap.convolve`, its input padded to the channels that tensor cores need."""
+    """Convolution by `overlap.convolve`."""
 
     def forward(self, maps: Tensor) -> Tensor:
-        missing = TENSOR_CORE_CHANNELS - self.in_channels
-        assert not isinstance(self.padding, str)
         if not (self.training and runs_kernels(maps)):
-            return F.conv2d(maps, self.weight, self.bias, self.stride, self.padding)
-        if missing > 0:  # the first layer of networks for small images
-            maps, weight = (F.pad(x, (0, 0, 0, 0, 0, missing)) for x in (to_autocast(maps), self.weight))
-            return F.conv2d(maps, weight, None, self.stride, self.padding)
+            return super().forward(maps)
+        assert not isinstance(self.padding, str)
         return convolve(to_autocast(maps), self.weight, self.stride, self.padding)
 
 
@@ -334,14 +330,21 @@ def fuse_conv(module: nn.Module) -> None:
     )
     if plain and module.groups == 1 and module.in_channels <= 4 and module.stride == (2, 2):
         module.__class__ = StemConv
+        module.same = same  # type: ignore[assignment]
     elif plain and is_depthwise(module):
         module.__class__ = DepthwiseConv
-    elif plain and module.groups == 1 and module.bias is None and not same and "weight" in module._parameters:
-        module.__class__ = FusedConv  # the weight is a leaf, and not computed from others by a hook
-        return
-    else:
-        return
-    module.same = same  # type: ignore[assignment]
+        module.same = same  # type: ignore[assignment]
+    elif plain and not same and is_whole(module):
+        module.__class__ = FusedConv
+
+
+def is_whole(conv: nn.Conv2d) -> bool:
+    """Whether `overlap.convolve` computes a convolution: one group, and a weight that is a leaf.
+
+    First layers have too few channels for tensor cores; our own `Conv` pads them already.
+    """
+    leaf = "weight" in conv._parameters  # not computed from others by a hook
+    return leaf and conv.groups == 1 and conv.bias is None and conv.in_channels >= TENSOR_CORE_CHANNELS
 
 
 def is_depthwise(conv: nn.Conv2d) -> bool:
