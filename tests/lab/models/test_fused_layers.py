@@ -27,6 +27,8 @@ from icmixup.lab.training import step as step_module
 from icmixup.lab.training.recipe import Recipe
 
 import_kernels("icmixup.lab.models.norm_triton")
+kernels_of_stem = import_kernels("icmixup.lab.models.stem_triton")
+SHORT = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # NumPy, which interprets, has no bfloat16
 MADE = Dataset(
     "made",
     *2 * (Split(torch.zeros(10, 3, 8, 8, dtype=torch.uint8), torch.arange(10) % 5),),
@@ -164,20 +166,72 @@ def test_maps_too_large_for_the_kernels_are_left_to_torch() -> None:
         assert not runs_kernels(torch.empty(2**15, 2**8, 2**4, 2**4, device="cuda"))
 
 
+def made_stem(bias: bool = True, **sizes: int) -> tuple[nn.Module, nn.Module, Tensor]:
+    """A first convolution in float64, its fused form, and images; all values are exact in SHORT."""
+    conv = nn.Conv2d(3, 6, stride=2, bias=bias, **sizes).to(SHORT).to(DEVICE)
+    fast = fuse_layers(copy.deepcopy(conv).float())
+    return conv.double(), fast, torch.randn(2, 3, 9, 12, device=DEVICE).to(SHORT)
+
+
 @pytest.mark.parametrize("padding", [0, 1, 2, 3])
 @pytest.mark.parametrize("side", [3, 4, 7])
-@pytest.mark.parametrize("size", [(8, 8), (9, 11), (13, 8)])
-def test_a_stem_on_blocks_of_pixels_is_that_of_torch(side, padding, size, monkeypatch) -> None:
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_stem_on_blocks_of_pixels_is_that_of_torch(side, padding, layout, monkeypatch) -> None:
     monkeypatch.setattr(fused, "runs_kernels", lambda maps: True)
-    conv = nn.Conv2d(3, 6, side, 2, padding, dtype=torch.float64)
-    fast = fuse_layers(copy.deepcopy(conv))
+    conv, fast, maps = made_stem(kernel_size=side, padding=padding)
     assert type(fast) is StemConv
-    maps = torch.randn(2, 3, *size, dtype=torch.float64)
-    torch.testing.assert_close(fast(maps), conv(maps))
-    torch.testing.assert_close(fast.eval()(maps), conv(maps))
-    for layer in (conv, fast.train()):
-        layer(maps).square().sum().backward()
-    torch.testing.assert_close(fast.weight.grad, conv.weight.grad)
+    maps = maps.contiguous(memory_format=layout)
+    expected, found = conv(maps.double()), fast(maps)
+    assert found.dtype == SHORT
+    torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=2e-2)
+    grad = torch.randn(expected.shape, device=DEVICE).to(SHORT)
+    expected.backward(grad.double())
+    found.backward(grad)
+    torch.testing.assert_close(fast.weight.grad.double(), conv.weight.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_a_stem_of_many_filters_has_the_same_gradient(monkeypatch) -> None:
+    monkeypatch.setattr(fused, "runs_kernels", lambda maps: True)
+    grads = []
+    for limit in (kernels_of_stem.LARGEST_SUMS, 1):
+        monkeypatch.setattr(kernels_of_stem, "LARGEST_SUMS", limit)
+        torch.manual_seed(0)
+        _, fast, maps = made_stem(kernel_size=7, padding=3, bias=False)
+        fast(maps).float().square().sum().backward()
+        grads.append(fast.weight.grad)
+    torch.testing.assert_close(*grads, rtol=1e-2, atol=0.1)  # torch's own sum is rounded to SHORT
+    assert not torch.equal(*grads)
+
+
+def test_sums_of_several_programs_are_those_of_all_pixels(monkeypatch) -> None:
+    monkeypatch.setattr(fused, "runs_kernels", lambda maps: True)
+    monkeypatch.setattr(kernels_of_stem, "PIXELS", 16)
+    monkeypatch.setattr(kernels_of_stem, "PROGRAMS", 2)  # for 60 pixels: two tiles each
+    conv, fast, maps = made_stem(kernel_size=3, padding=1)
+    grad = torch.randn(2, 6, 5, 6, device=DEVICE).to(SHORT)
+    conv(maps.double()).backward(grad.double())
+    fast(maps).backward(grad)
+    torch.testing.assert_close(fast.weight.grad.double(), conv.weight.grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_blocks_hold_the_pixels_of_padded_images(channels) -> None:
+    images = torch.randn(2, channels, 5, 7, device=DEVICE)
+    extended = 8 * -(-channels // 2)
+    blocks = kernels_of_stem.make_blocks(images, 2, 4, 5, 6, extended, torch.float32)
+    padded = torch.nn.functional.pad(images, (4, 1, 2, 3))
+    expected = fused.merge_blocks(padded)
+    assert torch.equal(blocks[:, : 4 * channels], expected)
+    assert not blocks[:, 4 * channels :].any()
+
+
+@pytest.mark.parametrize("change", ["float32", "gradient"])
+def test_a_stem_is_torchs_own_in_float32_and_if_images_need_a_gradient(change, monkeypatch) -> None:
+    monkeypatch.setattr(fused, "runs_kernels", lambda maps: True)
+    monkeypatch.setattr(fused, "convolve_stem", None)
+    _, fast, maps = made_stem(kernel_size=7, padding=3)
+    maps = maps.float() if change == "float32" else maps.requires_grad_()
+    fast.to(maps.dtype)(maps)
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -211,3 +265,46 @@ def test_a_cpu_and_the_switch_leave_networks_as_they_are(monkeypatch) -> None:
     assert not can_fuse(torch.device("cpu"))
     monkeypatch.setenv(fused.SWITCH, "0")
     assert not can_fuse(torch.device(DEVICE))
+
+
+def test_weights_are_converted_once_in_a_forward_pass_and_anew_in_the_next(monkeypatch) -> None:
+    monkeypatch.setattr(fused, "runs_kernels", lambda maps: True)
+    model = nn.Sequential(nn.Conv2d(8, 8, 1, bias=False), nn.Conv2d(8, 8, 3, bias=False))
+    fast = fuse_layers(copy.deepcopy(model).to(memory_format=torch.channels_last))
+    maps = torch.randn(2, 8, 5, 5)
+    seen: list[Tensor | None] = []
+    fast[1].register_forward_pre_hook(lambda conv, _: seen.append(conv.cast))
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.testing.assert_close(fast(maps), model(maps), rtol=2e-2, atol=2e-2)
+        assert torch.equal(seen[-1], model[1].weight.bfloat16())
+        assert fast[0].cast is None
+        assert fast[1].cast is None
+        for network in (model, fast):
+            nn.init.constant_(network[0].weight, 0.25)
+
+
+def test_weights_are_not_converted_outside_of_training_or_autocast(monkeypatch) -> None:
+    monkeypatch.setattr(fused, "runs_kernels", lambda maps: True)
+    model = fuse_layers(nn.Sequential(nn.Conv2d(8, 8, 1, bias=False)))
+    monkeypatch.setattr(fused, "copy_all", None)
+    model(torch.randn(2, 8, 5, 5))
+    with torch.autocast("cpu", torch.bfloat16):
+        model.eval()(torch.randn(2, 8, 5, 5))
+
+
+def test_the_mean_over_all_pixels_is_that_of_torch_with_a_gradient_in_the_format_of_the_maps(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr(fused, "runs_kernels", lambda maps: True)
+    maps = torch.randn(2, 6, 4, 3, device=DEVICE).to(memory_format=torch.channels_last)
+    grads = []
+    for pool in (nn.AdaptiveAvgPool2d(1), fuse_layers(nn.AdaptiveAvgPool2d(1))):
+        leaf = maps.clone().requires_grad_()
+        torch.testing.assert_close(pool(leaf), maps.mean((2, 3), keepdim=True))
+        pool(leaf).square().sum().backward()
+        grads.append(leaf.grad)
+    torch.testing.assert_close(*grads)
+    assert type(pool) is fused.GlobalPool
+    assert grads[1].is_contiguous(memory_format=torch.channels_last)
+    assert type(fuse_layers(nn.AdaptiveAvgPool2d(2))) is nn.AdaptiveAvgPool2d

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -129,20 +130,23 @@ def test_a_pixel_that_is_not_a_number_spoils_its_channel_as_in_torch(activation,
     assert torch.equal(statistics.var.isnan(), exact_statistics.var.isnan())
 
 
-def test_sums_of_several_programs_and_tiles_are_those_of_all_pixels(monkeypatch) -> None:
-    monkeypatch.setattr(kernels, "TILE", 128)
-    monkeypatch.setattr(kernels, "SUM_PROGRAMS", 3)
-    inputs = made_inputs(40)  # 105 pixels in tiles of 2: 53 tiles, by three programs
-    assert kernels.choose_tiles(105, 40)[:3] == (64, 2, 3)
-    few, few_grads, _ = run_kernels(inputs, "relu", False)
+@pytest.mark.parametrize("with_shortcut", [False, True])
+def test_sums_of_several_programs_and_tiles_are_those_of_all_pixels(with_shortcut, monkeypatch) -> None:
+    for tile in ("MOMENTS_TILE", "REDUCE_TILE", "MAP_TILE"):
+        monkeypatch.setattr(kernels, tile, 512)
+    monkeypatch.setattr(kernels, "SUM_PROGRAMS", 6)
+    inputs = made_inputs(40)  # 105 pixels in tiles of 4: 27 tiles, by three programs for each of two blocks
+    assert kernels.choose_sum_tiles(inputs["maps"], 512)[:4] == (32, 4, 2, 3)
+    few, few_grads, _ = run_kernels(inputs, "relu", with_shortcut)
     monkeypatch.setattr(kernels, "SUM_PROGRAMS", 50)
-    monkeypatch.setattr(kernels, "PARTS", 256)  # of which the last program adds four at once
-    assert kernels.choose_tiles(105, 40)[:3] == (64, 2, 14)
-    many, many_grads, statistics = run_kernels(inputs, "relu", False)
-    exact, exact_grads, _ = run_torch(inputs, "relu", False)
+    monkeypatch.setattr(kernels, "PARTS", 128)  # of which the last program adds four at once
+    assert kernels.choose_sum_tiles(inputs["maps"], 512)[:4] == (32, 4, 2, 14)
+    many, many_grads, statistics = run_kernels(inputs, "relu", with_shortcut)
+    exact, exact_grads, _ = run_torch(inputs, "relu", with_shortcut)
     for out, grads in ((few, few_grads), (many, many_grads)):
         assert error(out, exact) < 2e-6
-        assert error(grads["weight"], exact_grads["weight"]) < 2e-6
+        for name in ("maps", "weight", "bias"):
+            assert error(grads[name], exact_grads[name]) < 2e-6
     assert not statistics.counters.any()  # ready for the next step
     assert statistics.batches == 5
 
@@ -183,10 +187,17 @@ def test_maps_in_another_layout_give_the_same() -> None:
     ("channels", "width"), [(3, 4), (24, 32), (40, 64), (96, 128), (144, 64), (240, 128), (672, 128)]
 )
 def test_tiles_are_wide_and_nearly_full(channels, width) -> None:
-    assert kernels.choose_tiles(1000, channels).channels == width
+    assert kernels.tile_width(channels) == width
 
 
 def test_too_many_elements_are_refused() -> None:
     maps = torch.empty(2**15, 2**8, 2**4, 2**4, device="meta")
     with pytest.raises(ValueError, match=r"\(32768, 256, 16, 16\)"):
         kernels.norm_act(maps, torch.ones(256), torch.zeros(256), made_statistics(256))
+
+
+@pytest.mark.parametrize(("room", "stages"), [(227, 5), (163, 5), (99, 3), (48, 1), (16, 1)])
+def test_tiles_under_way_fit_into_shared_memory(room, stages, monkeypatch) -> None:
+    properties = SimpleNamespace(shared_memory_per_block_optin=room << 10)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert kernels.count_stages(torch.device("cuda"), 3 * 8192, 5) == stages

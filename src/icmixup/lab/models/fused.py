@@ -6,6 +6,8 @@
     StemConv         first convolution with stride 2, on blocks of pixels, which have enough channels for
                      tensor cores
     FusedPool        max pooling in the stem of a ResNet
+    NormPool         the same in one with the BatchNorm and ReLU before it
+    GlobalPool       mean over all pixels
 
 `fuse_layers` changes the classes of modules in place. Outside of training, on a CPU, and for anything that it
 does not know, a network computes what it did before. Results differ by rounding only, less than those of two
@@ -19,13 +21,17 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from itertools import pairwise
 from math import ceil
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from icmixup.lab.models.overlap import convolve
+from icmixup.lab.models.overlap import convolve, copy_all
 from icmixup.lab.models.small import TENSOR_CORE_CHANNELS, Conv, Norm, Residual
+
+if TYPE_CHECKING:  # Triton is imported where a GPU needs it
+    from icmixup.lab.models.norm_triton import Statistics
 
 Sides = tuple[int, int, int, int]
 
@@ -66,6 +72,10 @@ def fuse_layers(model: nn.Module) -> nn.Module:
         for norm, activation in pairs_of(module):
             absorb(module, norm, activation)
         fuse_block(module)
+        fuse_stem(module)
+    if any(isinstance(module, FusedConv) for module in model.modules()):
+        model.register_forward_pre_hook(cast_weights)
+        model.register_forward_hook(drop_casts)
     return model
 
 
@@ -84,16 +94,28 @@ class FusedNorm(nn.BatchNorm2d):
         # One value per channel has no variance; torch's own layer says so.
         if self.training and runs_kernels(maps) and maps.numel() > self.num_features:
             return self.run_kernels(maps, shortcut)
+        return self.run_torch(maps, shortcut)
+
+    def run_torch(self, maps: Tensor, shortcut: Tensor | None) -> Tensor:
         out = super().forward(maps)
         return APPLY[self.activation](out if shortcut is None else out + shortcut)
 
     def run_kernels(self, maps: Tensor, shortcut: Tensor | None) -> Tensor:
-        from icmixup.lab.models.norm_triton import Statistics, norm_act
+        from icmixup.lab.models.norm_triton import norm_act
+
+        out, fork = norm_act(maps, self.weight, self.bias, self.statistics(), self.activation, shortcut)
+        if fork is not None:
+            setattr(out, FORK, fork)
+        return out
+
+    def statistics(self) -> Statistics:
+        """What the kernels update."""
+        from icmixup.lab.models.norm_triton import Statistics
 
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.momentum is not None
-        statistics = Statistics(
+        return Statistics(
             self.running_mean,
             self.running_var,
             self.num_batches_tracked,
@@ -101,10 +123,18 @@ class FusedNorm(nn.BatchNorm2d):
             self.momentum,
             self.eps,
         )
-        out, fork = norm_act(maps, self.weight, self.bias, statistics, self.activation, shortcut)
-        if fork is not None:
-            setattr(out, FORK, fork)
-        return out
+
+
+class NormPool(FusedNorm):
+    """BatchNorm, ReLU and max pooling in the stem of a ResNet."""
+
+    def run_torch(self, maps: Tensor, shortcut: Tensor | None) -> Tensor:
+        return F.max_pool2d(super().run_torch(maps, shortcut), 3, 2, 1)
+
+    def run_kernels(self, maps: Tensor, shortcut: Tensor | None) -> Tensor:
+        from icmixup.lab.models.pool_triton import norm_pool
+
+        return norm_pool(maps, self.weight, self.bias, self.statistics())
 
 
 def fuse_norm(module: nn.Module) -> None:
@@ -158,6 +188,15 @@ def absorb(module: nn.Module, norm_name: str, activation_name: str) -> None:
         if name not in (None, "none"):
             norm.activation = name
             setattr(module, activation_name, nn.Identity())
+
+
+def fuse_stem(module: nn.Module) -> None:
+    """Let the norm in the stem of a ResNet of timm pool its maps."""
+    if is_timm(module, "models.resnet", "ResNet") and type(module.maxpool) is FusedPool:
+        norm = module.bn1
+        if type(norm) is FusedNorm and norm.activation == "relu":
+            norm.__class__ = NormPool
+            module.maxpool = nn.Identity()
 
 
 class FusedResidual(Residual):
@@ -214,30 +253,60 @@ def fuse_block(module: nn.Module) -> None:
 class FusedConv(nn.Conv2d):
     """Convolution by `overlap.convolve`."""
 
+    cast: Tensor | None = None  # the weight in 16 bits, during a forward pass
+
     def forward(self, maps: Tensor) -> Tensor:
         if not (self.training and runs_kernels(maps)):
             return super().forward(maps)
         assert not isinstance(self.padding, str)
-        return convolve(to_autocast(maps), self.weight, self.stride, self.padding)
+        return convolve(to_autocast(maps), self.weight, self.stride, self.padding, self.cast)
+
+
+def cast_weights(model: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """Before a forward pass in training: convert the weights of all convolutions at once."""
+    dtype = autocast_dtype(inputs[0])
+    convs = [module for module in model.modules() if isinstance(module, FusedConv)]
+    if model.training and runs_kernels(inputs[0]) and convs[0].weight.dtype != dtype:
+        weights = [conv.weight.detach() for conv in convs]
+        casts = [torch.empty_like(weight, dtype=dtype) for weight in weights]
+        copy_all(casts, weights)
+        for conv, cast in zip(convs, casts, strict=True):
+            conv.cast = cast
+
+
+def drop_casts(model: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    """After a forward pass: the next step changes the weights."""
+    for module in model.modules():
+        if isinstance(module, FusedConv):
+            module.cast = None
 
 
 class StemConv(nn.Conv2d):
-    """First convolution of a network, by `convolve_blocks`; `same` pads as TensorFlow does."""
+    """First convolution of a network, with stride 2, by `stem_triton`; `same` pads as TensorFlow does."""
 
     same: bool
 
     def forward(self, maps: Tensor) -> Tensor:
-        if self.training and runs_kernels(maps):
-            return convolve_blocks(to_autocast(maps), self.weight, self.bias, padding_of(self, maps))
-        return super().forward(F.pad(maps, padding_of(self, maps)) if self.same else maps)
+        sides = padding_of(self, maps)
+        if self.training and self.suits(maps):
+            out = convolve_stem(maps, self.weight, sides, autocast_dtype(maps))
+            return out if self.bias is None else out + self.bias.to(out.dtype)[:, None, None]
+        return super().forward(F.pad(maps, sides) if self.same else maps)
+
+    def suits(self, maps: Tensor) -> bool:
+        """Whether the kernels run: blocks have more elements than images, and images need no gradient."""
+        short = autocast_dtype(maps).itemsize == 2
+        return runs_kernels(maps) and maps.numel() < 2**30 and short and not maps.requires_grad
 
 
-def convolve_blocks(maps: Tensor, weight: Tensor, bias: Tensor | None, sides: Sides) -> Tensor:
+def convolve_stem(maps: Tensor, weight: Tensor, sides: Sides, dtype: torch.dtype) -> Tensor:
     """Convolution with stride 2, as one with stride 1 on blocks of 2 x 2 pixels.
 
-    Tensor cores need more channels than the three of an image, and blocks have twelve. Filters and image are
-    padded with zeros at the left and top, so that filters start with a block, and then to whole blocks.
+    Filters and image are padded with zeros at the left and top, so that filters start with a block, and then
+    to whole blocks.
     """
+    from icmixup.lab.models.stem_triton import convolve_blocks, make_blocks
+
     left, right, top, bottom = sides
     height, width = maps.shape[2] + top + bottom, maps.shape[3] + left + right
     side_y, side_x = weight.shape[2:]
@@ -246,12 +315,11 @@ def convolve_blocks(maps: Tensor, weight: Tensor, bias: Tensor | None, sides: Si
         weight, pad_front(left % 2, 2 * blocks_x - side_x) + pad_front(top % 2, 2 * blocks_y - side_y)
     )
     # As many blocks as windows, and those that the last window adds.
-    wide, high = 2 * ((width - side_x) // 2 + blocks_x), 2 * ((height - side_y) // 2 + blocks_y)
-    left, top = left + left % 2, top + top % 2
-    sides = (left, wide - left - maps.shape[3], top, high - top - maps.shape[2])
+    high, wide = (height - side_y) // 2 + blocks_y, (width - side_x) // 2 + blocks_x
     unused = -4 * maps.shape[1] % TENSOR_CORE_CHANNELS
-    maps, weight = (F.pad(merge_blocks(x), (0, 0, 0, 0, 0, unused)) for x in (F.pad(maps, sides), weight))
-    return F.conv2d(maps.contiguous(memory_format=torch.channels_last), weight, bias)
+    weight = F.pad(merge_blocks(weight), (0, 0, 0, 0, 0, unused))
+    blocks = make_blocks(maps, top + top % 2, left + left % 2, high, wide, weight.shape[1], dtype)
+    return convolve_blocks(blocks, weight)
 
 
 def pad_front(front: int, total: int) -> tuple[int, int]:
@@ -291,7 +359,20 @@ class FusedPool(nn.MaxPool2d):
         return out
 
 
+class GlobalPool(nn.AdaptiveAvgPool2d):
+    """The mean over all pixels, by `pool_triton.global_mean`."""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        if self.training and runs_kernels(maps):
+            from icmixup.lab.models.pool_triton import global_mean
+
+            return global_mean(maps)
+        return super().forward(maps)
+
+
 def fuse_pool(module: nn.Module) -> None:
+    if type(module) is nn.AdaptiveAvgPool2d and module.output_size in (1, (1, 1)):
+        module.__class__ = GlobalPool
     if type(module) is nn.MaxPool2d and not module.ceil_mode and not module.return_indices:
         sizes = (module.kernel_size, module.stride, module.padding, module.dilation)
         if sizes == (3, 2, 1, 1):
@@ -300,8 +381,13 @@ def fuse_pool(module: nn.Module) -> None:
 
 def to_autocast(maps: Tensor) -> Tensor:
     """As autocast does for torch's own convolutions."""
+    return maps.to(autocast_dtype(maps))
+
+
+def autocast_dtype(maps: Tensor) -> torch.dtype:
+    """The dtype in which torch's own convolutions would compute."""
     kind = maps.device.type
-    return maps.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else maps
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else maps.dtype
 
 
 def padding_of(conv: StemConv | DepthwiseConv, maps: Tensor) -> Sides:
