@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from triton_on_cpu import DEVICE, import_kernels, interpreter
 
+from icmixup.lab.augment import mirror
 from icmixup.lab.augment.crop import draw_boxes, resize_each, resize_windows
 from icmixup.lab.datasets.photos import Photos, Store
 
@@ -68,3 +69,16 @@ def test_a_constant_photo_stays_constant_up_to_its_edges() -> None:
     sizes = torch.tensor([[50, 37]])
     photos = Photos(Store(torch.full((50 * 37, 3), 255, dtype=torch.uint8), sizes), torch.arange(1), 16)
     assert (crop(photos, torch.tensor([[0, 0, 50, 37]])) == 255).all()
+
+
+def test_flipped_photos_are_mirrored() -> None:
+    sizes = torch.tensor([[40, 53], [53, 40], [30, 90]])
+    photos = made_photos(sizes, 17)
+    boxes = draw_boxes(sizes, 0.2, torch.Generator().manual_seed(1))
+    flipped = torch.tensor([True, False, True])
+    places, pixels = photos.place(boxes).to(DEVICE), photos.store.pixels.to(DEVICE)
+    mirrored = crop_resized(pixels, places, 17, flipped.to(DEVICE)).cpu()
+    expected = mirror(crop(photos, boxes), flipped)
+    assert largest_difference(mirrored, expected) <= 1  # the order of a sum may differ
+    assert torch.equal(mirrored[1], expected[1])
+    assert largest_difference(mirrored[0], crop(photos, boxes)[0]) > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 from dataclasses import replace
@@ -17,10 +18,11 @@ from icmixup.lab.datasets import photos as photos_module
 from icmixup.lab.datasets.photos import Store
 from icmixup.lab.models import MODELS, build_model
 from icmixup.lab.sweep import run_recipes
+from icmixup.lab.training import feed as feed_module
 from icmixup.lab.training.evaluate import split_scores
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.feed import make_feed
-from icmixup.lab.training.loop import Session
+from icmixup.lab.training.feed import make_feed, side_stream
+from icmixup.lab.training.loop import Session, tensors_in, train
 from icmixup.lab.training.ranks import wrap_for_ranks
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Run
@@ -167,6 +169,26 @@ def test_a_captured_adamw_step_leaves_the_weights_and_moments_of_an_eager_one(da
     assert {float(step) for step in steps} == {10.0}  # two epochs of five steps: the warm-up was undone
 
 
+@pytest.mark.parametrize("choices", [{}, {"ema": 0.9, **FINETUNING}])
+def test_the_remembered_state_is_that_of_the_end_of_an_epoch_whatever_captured_steps_follow(
+    choices, data, tmp_path
+):
+    recipe = Recipe(dataset="made", model="small-cnn", batch_size=32, epochs=3, lr=1e-3, **choices)
+    session = Session(Run(tmp_path, recipe), data, make_learner(recipe, data, wrap_for_ranks), None)
+    run_epoch = session.make_epoch(0)
+    for number in range(3):
+        session.fill(number)
+        run_epoch()
+        expected = copy.deepcopy(session.learner.state())
+        session.remember_epoch()
+        run_epoch()  # queued at once behind the copy
+        remembered = {name: session.last_epoch[name] for name in expected}
+        torch.testing.assert_close(remembered, expected, rtol=0, atol=0)
+        live = session.learner.state()
+        assert not all(map(torch.equal, remembered["model"].values(), live["model"].values()))
+        assert {tensor.device.type for tensor in tensors_in(remembered)} == {"cuda"}
+
+
 def test_a_captured_step_follows_the_schedule_in_every_group(data, tmp_path):
     recipe = Recipe(
         dataset="made", model="small-cnn", batch_size=32, epochs=2, lr=1e-3, schedule="cosine", **FINETUNING
@@ -279,3 +301,116 @@ def test_batches_of_photos_on_a_gpu_are_those_of_a_cpu(share, photos, monkeypatc
         assert (one.int() - two.int()).abs().max() <= 1  # the two ways of resizing round differently
         assert torch.equal(here.batch(step)[1], there.batch(step)[1].cpu())
     assert torch.equal(photos.test.square(), photos.to("cuda").test.square().cpu())
+
+
+SLEEP = 200_000_000  # cycles of a GPU, about 0.1 s: longer than a batch takes to make
+
+
+@pytest.fixture
+def feeds(photos):
+    """Two feeds of the same recipe, and the batches of an epoch from a third one, made on the main stream."""
+    photos.train.images.store.copies.clear()
+    recipe = Recipe(dataset="made", batch_size=8, **AUGMENTED)
+    on_main, *others = (make_feed(recipe, photos.to("cuda").train) for _ in range(3))
+    on_main.fill(0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(feed_module, "side_stream", lambda device: None)
+        batches = [on_main.batch(step)[0].clone() for step in range(len(on_main.epoch.lrs))]
+    torch.cuda.synchronize()
+    return others, batches
+
+
+def delayed(function):
+    def run(*args):
+        torch.cuda._sleep(SLEEP)
+        return function(*args)
+
+    return run
+
+
+@pytest.mark.parametrize("share", [0.3, 0.0], ids=["on the GPU", "on the host"])
+def test_photos_made_beside_the_steps_give_the_losses_of_those_made_between_them(
+    share, photos, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(photos_module, "DEVICE_SHARE", share)
+    photos.train.images.store.copies.clear()
+    choices = {"method": "ic-mixup", "lr": 0.01, "batch_size": 8, "epochs": 4, **AUGMENTED}
+    beside = epoch_losses(photos.to("cuda"), tmp_path, **choices)
+    monkeypatch.setattr(feed_module, "side_stream", lambda device: None)
+    between = epoch_losses(photos.to("cuda"), tmp_path, **choices)
+    assert beside.shape == (4, 9)
+    torch.testing.assert_close(beside, between, rtol=2e-4, atol=2e-4)
+
+
+def test_a_step_waits_for_a_batch_that_takes_long_to_make(feeds, monkeypatch):
+    (feed, _), expected = feeds
+    monkeypatch.setattr(feed_module, "apply_augmentation", delayed(feed_module.apply_augmentation))
+    feed.fill(0)
+    feed.start_first()
+    for step, batch in enumerate(expected):
+        assert torch.equal(feed.batch(step)[0].clone(), batch)
+
+
+def test_a_batch_is_kept_until_a_slow_step_has_read_it(feeds):
+    """The side stream would make the next batch in its memory."""
+    (feed, other), expected = feeds
+    other.fill(1)
+    feed.fill(0)
+    feed.start_first()
+    seen = []
+    for step in range(len(expected)):
+        torch.cuda._sleep(SLEEP)  # the step before
+        seen.append(feed.batch(step)[0].clone())
+        other.make_batch(step)  # on the same side stream, and forgotten at once
+    assert all(map(torch.equal, seen, expected))
+
+
+def test_a_batch_is_made_and_the_next_epoch_drawn_while_a_step_runs(feeds):
+    (feed, _), expected = feeds
+    feed.fill(0)
+    feed.prepare(0)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(20 * SLEEP)
+    running = torch.cuda.current_stream().record_event()
+    feed.prepare(1)
+    made = side_stream(torch.device("cuda")).record_event()
+    feed.fill(0)
+    feed.start_first()
+    made.synchronize()
+    assert not running.query()  # neither the host nor the side stream waited for it
+    assert torch.equal(feed.epoch.images, expected[1])
+    feed.prepare(0)
+    assert torch.equal(feed.epoch.images, expected[0])
+
+
+def test_the_host_is_at_most_two_steps_ahead_of_the_gpu(feeds):
+    (feed, _), _ = feeds
+    feed.fill(0)
+    begun = []
+    for step in range(5):
+        torch.cuda._sleep(SLEEP)  # the step before
+        begun.append(torch.cuda.current_stream().record_event())
+        feed.prepare(step)
+        assert all(event.query() for event in begun[: step - 1])
+    assert not begun[-1].query()
+
+
+def test_runs_on_photos_in_threads_come_to_what_each_comes_to_alone(photos, tmp_path):
+    common = Recipe(dataset="made", model="small-cnn", lr=0.01, epochs=3, batch_size=8, precision="float32")
+    recipes = [replace(common, method=name, seed=k, **AUGMENTED) for k in (0, 1) for name in ("erm", "mixup")]
+    losses = {}
+
+    def work(folder, chosen):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for recipe in chosen:
+                execution = Execution(out=tmp_path / folder, data_dir=tmp_path, dataset=photos, device="cuda")
+                losses[folder, recipe] = train(recipe, execution)["loss"]
+
+    work("alone", recipes)
+    threads = [threading.Thread(target=work, args=("beside", recipes[k::2])) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for recipe in recipes:
+        assert losses["beside", recipe] == pytest.approx(losses["alone", recipe], rel=2e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import sys
@@ -18,9 +19,10 @@ from torch import Tensor
 
 from icmixup import METHODS
 from icmixup.lab.datasets import Dataset, DataSpec, load_dataset
+from icmixup.lab.training import loop as loop_module
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.identity import identify
-from icmixup.lab.training.loop import Diverged, RunProgress, Session, train
+from icmixup.lab.training.loop import Diverged, RunProgress, Session, tensors_in, train
 from icmixup.lab.training.ranks import wrap_for_ranks
 from icmixup.lab.training.recipe import Recipe, learning_rate
 from icmixup.lab.training.run_folder import Run, open_run, runs_of
@@ -106,11 +108,14 @@ def stop_at(epoch: float) -> Callable[[RunProgress], None]:
     return listen
 
 
-def test_epochs_go_on_while_another_thread_captures_its_steps(digits: Dataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize("begin", [0, 1])  # before the first copy of the state, and after it
+def test_epochs_go_on_while_another_thread_captures_its_steps(
+    begin: int, digits: Dataset, tmp_path: Path
+) -> None:
     late = threading.Timer(20, PREPARING.release)  # so that a run that waits for the lock fails here
 
     def listen(progress: RunProgress) -> None:
-        if progress.epoch == 1:
+        if progress.epoch == begin:
             PREPARING.acquire()
             late.start()
         elif progress.epoch == 3:
@@ -118,8 +123,83 @@ def test_epochs_go_on_while_another_thread_captures_its_steps(digits: Dataset, t
             PREPARING.release()
 
     recipe = dataclasses.replace(TINY, epochs=4, eval_every=4)
+    listen(RunProgress(0, 4, 0.0, None, 0.0, 0.0))
     row = train(recipe, Execution(out=tmp_path, data_dir=tmp_path, dataset=digits, device="cpu"), listen)
     assert row["epochs"] == 4
+
+
+# The state that an interrupt saves
+
+
+def run_epoch(session: Session, number: int) -> None:
+    session.fill(number)
+    session.make_epoch(number)()
+    session.epochs_done = number + 1
+
+
+def assert_equal_states(one: object, other: object) -> None:
+    torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def addresses(state: object) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors_in(state)]
+
+
+@pytest.mark.parametrize("changes", [{}, {"optimizer": "adamw", "ema": 0.9}])
+def test_the_remembered_state_is_that_of_the_end_of_an_epoch_whatever_steps_follow(
+    changes: dict[str, Any], digits: Dataset, tmp_path: Path
+) -> None:
+    session, seen = start(tmp_path, digits, dataclasses.replace(TINY, **changes)), set()
+    for number in range(3):
+        run_epoch(session, number)
+        session.remember_epoch()
+        expected = copy.deepcopy(session.state())
+        run_epoch(session, number + 1)  # the next epoch, or a part of it
+        assert_equal_states(session.last_epoch, expected)
+        assert session.last_epoch is not None
+        assert not {*addresses(session.last_epoch)} & {*addresses(session.state())}
+        with pytest.raises(AssertionError):
+            assert_equal_states(session.last_epoch["model"], session.state()["model"])
+        seen.add(tuple(addresses(session.last_epoch)))
+    assert len(seen) == 1  # from the second time on, no new memory
+
+
+def test_a_state_with_new_tensors_or_other_shapes_is_remembered_too(digits: Dataset, tmp_path: Path) -> None:
+    session = start(tmp_path, digits, TINY)
+    model, optimizer = session.learner.model, session.learner.optimizer
+    model.register_buffer("seen", torch.zeros(2))
+    momentum, optimizer.state = optimizer.state, type(optimizer.state)(dict)
+    one = torch.ones(1)
+    buffers = [torch.zeros(2), torch.ones(3), torch.ones(4), torch.rand(4).double(), one.expand(4), one]
+    for number, buffer in enumerate(buffers):
+        for _ in range(2):
+            model.seen = buffer
+            session.remember_epoch()
+            assert_equal_states(session.last_epoch, session.state())
+            assert not {*addresses(session.last_epoch)} & {*addresses(session.state())}
+        if number == 0:
+            optimizer.state = momentum
+
+
+def test_an_interrupt_while_the_state_is_copied_saves_a_complete_epoch(
+    digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copy_half(sources: list[Tensor], targets: list[Tensor]) -> None:
+        for source, target in zip(sources[:9], targets[:9], strict=True):
+            target.copy_(source)
+        raise KeyboardInterrupt
+
+    whole = run_tiny(tmp_path / "whole", digits, epochs=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop_module, "copy_tensors", copy_half)
+        with pytest.raises(KeyboardInterrupt):
+            run_tiny(tmp_path / "cut", digits, epochs=4)
+    state, _ = only_run(tmp_path / "cut", dataclasses.replace(TINY, epochs=4)).load(CPU)
+    assert state is not None
+    assert state["epochs_done"] == 2  # the first copy takes new memory, the second overwrites it
+    cut = run_tiny(tmp_path / "cut", digits, epochs=4)
+    assert cut[0] == whole[0]
+    assert all(torch.equal(whole[2][name], weight) for name, weight in cut[2].items())
 
 
 # The same numbers

@@ -23,6 +23,7 @@ __all__ = [
     "apply_augmentation",
     "augment",
     "draw_augmentation",
+    "mirror",
     "normalise",
     "normaliser",
     "resize_each",
@@ -65,7 +66,7 @@ class Drawn(NamedTuple):
     """What was drawn for N images; parts that the settings do not use are None."""
 
     boxes: Tensor | None  # (N, 4) top, left, height, width of random resized crops
-    geometry: Geometry
+    geometry: Geometry | None
     operations: DrawnOperations | None
     jitter: Jitter | None
     erased: Erased | None
@@ -76,7 +77,7 @@ class Drawn(NamedTuple):
         """What was drawn for some of the images."""
         return Drawn(
             None if self.boxes is None else self.boxes[rows],
-            Geometry(*(part[rows] for part in self.geometry)),
+            None if self.geometry is None else Geometry(*(part[rows] for part in self.geometry)),
             None if self.operations is None else DrawnOperations(*(part[rows] for part in self.operations)),
             None if self.jitter is None else Jitter(*(part[rows] for part in self.jitter)),
             None if self.erased is None else Erased(*(part[rows] for part in self.erased)),
@@ -181,6 +182,8 @@ def check_settings(images: Tensor, settings: Augmentations) -> None:
 
 def apply_augmentation(images: Tensor, drawn: Drawn, settings: Augmentations) -> Tensor:
     """Change images as drawn, apart from the random resized crop: (N, channels, H, W) uint8 in and out."""
+    if all(part is None for part in drawn[1:]):
+        return images
     augmented = torch.empty_like(images, memory_format=torch.contiguous_format)
     step = max(1, BLOCK_PIXELS.get(images.device.type, 1 << 23) // (images.shape[2] * images.shape[3]))
     for start in range(0, len(images), step):
@@ -193,12 +196,13 @@ def _augment_block(images: Tensor, drawn: Drawn, settings: Augmentations) -> Ten
     def moved(parts: tuple[Tensor, ...]) -> list[Tensor]:
         return [part.to(images.device, non_blocking=True) for part in parts]
 
-    geometry = Geometry(*moved(drawn.geometry))
     padding = settings.padding if drawn.boxes is None else 0
-    if padding or settings.rotation:
-        block = apply_geometry(images, geometry, padding, settings.padding_mode)
+    if drawn.geometry is None:
+        block = images
+    elif padding or settings.rotation:
+        block = apply_geometry(images, Geometry(*moved(drawn.geometry)), padding, settings.padding_mode)
     else:  # the same without coordinates of every pixel
-        block = torch.where(geometry.flipped[:, None, None, None], images.flip(3), images)
+        block = mirror(images, drawn.geometry.flipped)
     if drawn.operations is not None:
         block = apply_operations(block, drawn.operations)
     if drawn.second is not None:
@@ -210,6 +214,14 @@ def _augment_block(images: Tensor, drawn: Drawn, settings: Augmentations) -> Ten
     if drawn.cutout is not None:
         block = apply_erased(block, Erased(*moved(drawn.cutout)))
     return block
+
+
+def mirror(images: Tensor, flipped: Tensor | None) -> Tensor:
+    """Swap left and right of the images of (N,) flags on any device; of none if there are none."""
+    if flipped is None:
+        return images
+    flags = flipped.to(images.device, non_blocking=True)
+    return torch.where(flags[:, None, None, None], images.flip(3), images)
 
 
 def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:

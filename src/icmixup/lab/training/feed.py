@@ -1,12 +1,13 @@
 """The training images of each epoch: shuffled, augmented, at fixed addresses for captured steps.
 
-Small images are augmented once per epoch, all at once: `Feed`. Photos are augmented batch by batch, just
-before the step that uses them: `PhotoFeed`. Examples of a torch Dataset are read batch by batch as well:
+Small images are augmented once per epoch, all at once: `Feed`. Photos are augmented batch by batch, on a GPU
+while earlier steps run: `PhotoFeed`. Examples of a torch Dataset are read batch by batch as well:
 `ExampleFeed`. What is drawn depends on the seed and the epoch only.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
 
@@ -20,6 +21,7 @@ from icmixup.lab.augment import (
     apply_augmentation,
     augment,
     draw_augmentation,
+    mirror,
     resize_each,
     resize_windows,
 )
@@ -28,7 +30,7 @@ from icmixup.lab.training.ranks import rank, world_size
 from icmixup.lab.training.recipe import Recipe, derive_seed, images_per_epoch, learning_rate
 from icmixup.lab.training.step import Epoch
 
-STEPS_AHEAD = 2  # that the host may prepare before a GPU has done them: each holds a batch of photos
+STEPS_AHEAD = 2  # that the host may prepare before a GPU begins them: each holds a batch of photos
 
 
 def make_feed(recipe: Recipe, train: Split) -> Feed:
@@ -56,16 +58,39 @@ def sampling_weights(sampler: str, labels: Tensor, device: torch.device) -> Tens
     return (sizes[labels] ** power).to(device)
 
 
-def crop_photos(photos: Photos, boxes: Tensor) -> Tensor:
-    """(B, 3, side, side) uint8 on the device: the boxes of the photos, resized."""
+def crop_photos(photos: Photos, boxes: Tensor, flipped: Tensor | None = None) -> Tensor:
+    """(B, 3, side, side) uint8 on the device: the boxes of the photos, resized, some of them mirrored."""
     if photos.device.type == "cpu":
-        return resize_each(photos.crops(boxes), photos.image_size)
+        return mirror(resize_each(photos.crops(boxes), photos.image_size), flipped)
     pixels = photos.pixels_on_gpu()
     if pixels is None or not HAS_TRITON:
-        return resize_windows(photos.windows(boxes), boxes, photos.image_size)
+        return mirror(resize_windows(photos.windows(boxes), boxes, photos.image_size), flipped)
     from icmixup.lab.augment.crop_triton import crop_resized  # here, because it imports Triton
 
-    return crop_resized(pixels, photos.place(boxes).to(photos.device, non_blocking=True), photos.image_size)
+    places = photos.place(boxes).to(photos.device, non_blocking=True)
+    flags = None if flipped is None else flipped.to(photos.device, non_blocking=True)
+    return crop_resized(pixels, places, photos.image_size, flags)
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on the device, through pinned memory: otherwise the host waits for all queued steps."""
+    pinned = tensor.pin_memory() if device.type == "cuda" and not tensor.is_cuda else tensor
+    return pinned.to(device, non_blocking=True)
+
+
+def side_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """The stream on which this thread makes batches while steps run on its own one; None for a CPU."""
+    return stream_beside(torch.cuda.current_stream(device)) if device.type == "cuda" else None
+
+
+@functools.cache
+def stream_beside(main: torch.cuda.Stream) -> torch.cuda.Stream:
+    """One for each stream, since every stream with a matrix product keeps a workspace.
+
+    torch hands out 32 streams of each priority in turn. Those of high priority are never the stream of a
+    capture, which would record what is run on it.
+    """
+    return torch.cuda.Stream(main.device, priority=-1)  # type: ignore[no-untyped-call]
 
 
 class Feed:
@@ -97,11 +122,11 @@ class Feed:
         """Shuffle and augment the images of epoch `number`, and set the learning rate of every step."""
         self.generator.manual_seed(derive_seed(self.recipe.seed, number, "order"))
         rows = self.draw_rows()
-        self.epoch.labels.copy_(self.train.labels[rows.to(self.device)])
+        self.epoch.labels.copy_(self.train.labels[send(rows, self.device)])
         self.fill_images(rows)
         steps = len(self.epoch.lrs)
         lrs = [learning_rate(self.recipe, number + k / steps) for k in range(steps)]
-        self.epoch.lrs.copy_(torch.tensor(lrs))
+        self.epoch.lrs.copy_(send(torch.tensor(lrs), self.device))
 
     def draw_rows(self) -> Tensor:
         """(count,) rows of the training set: each image once, or by class with replacement."""
@@ -117,6 +142,10 @@ class Feed:
         if images.dtype == torch.uint8:  # features and other floats are not augmented
             images = augment(images, generator=self.generator, **self.settings._asdict())
         self.epoch.images.copy_(images)
+
+    def start_first(self) -> None:
+        """Start to make the images of the first step, while a GPU is busy with the epoch before; here they
+        are."""
 
     def prepare(self, step: int) -> None:
         """Make the images of a step available; here they are."""
@@ -137,7 +166,11 @@ class PhotoFeed(Feed):
         assert isinstance(train.images, Photos)
         self.photos = train.images
         self.drawn: Drawn | None = None
-        self.marks: deque[torch.cuda.Event] = deque()  # of the last steps
+        self.first: Tensor | None = None  # the batch of the first step, if it is made already
+        # The last batches, and when the GPU has copied them into the buffer.
+        self.queued: deque[tuple[torch.cuda.Event, Tensor]] = deque()
+        if (side := side_stream(self.device)) is not None:  # memory of an earlier feed may still be read
+            side.wait_stream(torch.cuda.current_stream(self.device))
 
     def make_generator(self) -> torch.Generator:
         return torch.Generator()  # on the CPU, which has to know the boxes
@@ -150,28 +183,55 @@ class PhotoFeed(Feed):
         assert isinstance(images, Photos)
         self.photos = images[rows]
         self.drawn = draw_augmentation(self.photos.shape, self.settings, self.generator, self.photos.sizes)
+        self.first = None
+
+    def start_first(self) -> None:
+        if self.device.type == "cuda":
+            self.first = self.make_batch(0)
 
     def prepare(self, step: int) -> None:
-        """Crop and augment the photos of a step; of several ranks, each makes its own images."""
-        self.limit_lead()
+        """Put the photos of a step into the buffer; of several ranks, each makes its own images."""
+        first, self.first = self.first, None
+        batch = first if step == 0 and first is not None else self.make_batch(step)
+        if (side := side_stream(self.device)) is not None:
+            torch.cuda.current_stream(self.device).wait_stream(side)
+        self.epoch.images[rank() : rank() + len(batch) * world_size() : world_size()] = batch
+        self.limit_lead(batch)
+
+    def make_batch(self, step: int) -> Tensor:
+        """(B, 3, side, side) uint8: crop and augment this rank's photos of a step, on the side stream.
+
+        The side stream never waits for steps: of what they write it reads nothing.
+        """
         size = self.recipe.batch_size
         own = slice(step * size + rank(), (step + 1) * size, world_size())
         photos, drawn = self.photos[own], self.drawn_rows(own)
-        squares = photos.square() if drawn.boxes is None else crop_photos(photos, drawn.boxes)
-        augmented = apply_augmentation(squares, drawn, self.settings)
-        self.epoch.images[rank() : rank() + len(photos) * world_size() : world_size()] = augmented
+        with torch.cuda.stream(side_stream(self.device)):
+            if drawn.boxes is None:
+                squares = photos.square()
+            elif self.settings.rotation or drawn.geometry is None:
+                squares = crop_photos(photos, drawn.boxes)
+            else:  # then a flip is all of the geometry
+                squares = crop_photos(photos, drawn.boxes, drawn.geometry.flipped)
+                drawn = drawn._replace(geometry=None)
+            return apply_augmentation(squares, drawn, self.settings)
 
     def drawn_rows(self, rows: slice) -> Drawn:
         assert self.drawn is not None, "fill comes before prepare"
         return self.drawn.rows(rows)
 
-    def limit_lead(self) -> None:
-        """Wait until the GPU has done all but the last steps: batches in preparation take memory."""
+    def limit_lead(self, batch: Tensor) -> None:
+        """Wait until the GPU has copied all but the last batches.
+
+        They take memory, and the side stream would reuse it at once if they were not kept here.
+        """
         if self.device.type != "cuda":
             return
-        self.marks.append(torch.cuda.current_stream(self.device).record_event())
-        if len(self.marks) > STEPS_AHEAD:
-            self.marks.popleft().synchronize()
+        self.queued.append((torch.cuda.current_stream(self.device).record_event(), batch))
+        if len(self.queued) > STEPS_AHEAD:
+            copied, _ = self.queued[0]
+            copied.synchronize()
+            self.queued.popleft()
 
 
 class ExampleFeed(Feed):

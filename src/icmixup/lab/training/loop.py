@@ -10,6 +10,7 @@ import copy
 import math
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
@@ -217,6 +218,7 @@ class Session:
             losses = run_epoch()
             if number + 1 < self.recipe.epochs:  # queued behind the steps, so that a GPU never waits for it
                 self.fill(number + 1)
+                self.feed.start_first()
             self.check_losses(losses, number)
             if self.recipe.compile and rank() == 0 and not self.speeds:  # after the first epoch
                 save_artifacts()
@@ -262,9 +264,11 @@ class Session:
 
     def check_losses(self, losses: Tensor, number: int) -> None:
         """Store the epoch's mean loss; a loss or weights that are not finite end the run."""
-        self.loss = losses.mean().item()
-        # The last step can overflow the weights after a loss that was still finite.
-        if not math.isfinite(self.loss) or not self.learner.is_finite():
+        # The last step can overflow the weights after a loss that was still finite. Both are queued behind
+        # the steps and waited for once: a GPU is idle from then to the next step.
+        found = torch.stack([losses.mean(), self.learner.is_finite().to(losses.dtype)])
+        self.loss, finite = found.tolist()
+        if not math.isfinite(self.loss) or not finite:
             bad = (~losses.isfinite()).nonzero().flatten().tolist()
             what = (
                 f"loss became {losses[bad[0]]:g} in step {bad[0] + 1}"
@@ -347,14 +351,23 @@ class Session:
             self.run.save(self.last_epoch)
 
     def remember_epoch(self) -> None:
-        """Copy the state for an interrupt, unless another thread captures steps, which takes seconds.
+        """Copy the state for an interrupt, into the memory of the copy before.
 
-        A copy must not fall into a capture, and waiting for it would stop every run on the GPU while one of
-        them starts. The copy of an earlier epoch stays then.
+        A first copy takes new memory, which must not fall into a capture of another thread. Waiting for that
+        would stop every run on the GPU while one of them starts, so the state is not copied then.
         """
-        if rank() == 0 and PREPARING.acquire(timeout=COPY_WAIT_SECONDS):
+        if rank() != 0:
+            return
+        state = self.state()
+        live, kept = tensors_in(state), tensors_in(self.last_epoch)
+        if can_overwrite(kept, live):
+            # An interrupt would find half a copy, but no step changes the state itself meanwhile.
+            self.last_epoch = state
+            copy_tensors(live, kept)
+            self.last_epoch = copy.deepcopy(state, dict(zip(map(id, live), kept, strict=True)))
+        elif PREPARING.acquire(timeout=COPY_WAIT_SECONDS):
             try:
-                self.last_epoch = copy.deepcopy(self.state())
+                self.last_epoch = copy.deepcopy(state)
             finally:
                 PREPARING.release()
 
@@ -392,6 +405,32 @@ class Session:
             **provenance(self.learner.device),
             "folder": self.run.folder.name,
         }
+
+
+def tensors_in(state: object) -> list[Tensor]:
+    """All tensors of nested dictionaries and lists, in their order."""
+    if isinstance(state, Tensor):
+        return [state]
+    parts = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ()
+    return [tensor for part in parts for tensor in tensors_in(part)]
+
+
+def can_overwrite(tensors: list[Tensor], sources: list[Tensor]) -> bool:
+    """Whether the tensors are laid out as their sources, with a place in memory for each number."""
+
+    def layouts(tensors: list[Tensor]) -> list[tuple[object, ...]]:
+        return [(tensor.dtype, tensor.device, tensor.shape, tensor.stride()) for tensor in tensors]
+
+    return layouts(tensors) == layouts(sources) and not any(0 in tensor.stride() for tensor in tensors)
+
+
+def copy_tensors(sources: list[Tensor], targets: list[Tensor]) -> None:
+    """Copy many tensors in a few kernels for each dtype and device."""
+    groups: dict[tuple[object, ...], list[tuple[Tensor, Tensor]]] = defaultdict(list)
+    for source, target in zip(sources, targets, strict=True):
+        groups[source.dtype, source.device].append((source, target))
+    for pairs in groups.values():
+        torch._foreach_copy_([target for _, target in pairs], [source for source, _ in pairs])
 
 
 def reset_peak_memory(device: torch.device) -> None:

@@ -81,10 +81,10 @@ class Learner:
         for group, lr in zip(self.optimizer.param_groups, self.lrs, strict=True):
             group["lr"] = lr  # loading replaces it with a copy
 
-    def is_finite(self) -> bool:
-        """Whether everything that training updates is finite; synchronises with the device once."""
+    def is_finite(self) -> Tensor:
+        """Whether everything that training updates is finite: a scalar on the device, not waited for."""
         floats = [tensor for tensor in self.tensors() if tensor.is_floating_point()]
-        return bool(torch.stack(torch._foreach_norm(floats, torch.inf)).isfinite().all())
+        return torch.stack(torch._foreach_norm(floats, torch.inf)).isfinite().all()
 
     def tensors(self) -> list[Tensor]:
         """Everything that a step updates, for a snapshot."""
