@@ -119,6 +119,20 @@ def test_three_runs_at_once_on_one_gpu_come_to_what_each_comes_to_alone(compiled
     assert len({row["loss"] for row in beside}) == 4
 
 
+def test_runs_of_a_network_with_products_in_16_bits_do_not_disturb_each_other(tmp_path):
+    """Products with long sums use a workspace of cuBLAS, which graphs must not share."""
+    recipe = Recipe(dataset="digits", model="resnet50", method="erm", lr=0.01, epochs=4, precision="bfloat16")
+    recipes = [replace(recipe, seed=seed) for seed in range(4)]
+    alone, beside = (
+        run_recipes(
+            recipes, Execution(out=tmp_path / str(number), data_dir=tmp_path, device="cuda", workers=number)
+        )
+        for number in (1, 4)
+    )
+    for one, other in zip(alone, beside, strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], rel=0.1)
+
+
 def test_a_compiled_model_gives_the_losses_of_a_plain_one(data, tmp_path):
     compiled = epoch_losses(data, tmp_path, method="ic-mixup", lr=0.01, compile=True)
     plain = epoch_losses(data, tmp_path, method="ic-mixup", lr=0.01, graph=False)

@@ -344,7 +344,11 @@ def capture(run: Callable[[], None], changed: list[Tensor], learner: Learner) ->
     graph.register_generator_state(learner.generator)
     learner.optimizer.zero_grad()
     # Other threads may allocate and synchronise meanwhile; that is not part of this capture.
-    with no_garbage_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with (
+        own_workspaces(),
+        no_garbage_collection(),
+        torch.cuda.graph(graph, capture_error_mode="thread_local"),
+    ):
         try:
             run()
         except BaseException:  # or the error of a capture that cannot end would hide this one
@@ -371,6 +375,20 @@ def warm_up_stream(device: torch.device) -> torch.cuda.Stream:
     """One stream for all captures, used under PREPARING: every stream with a matrix product keeps a
     workspace."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def own_workspaces() -> Iterator[None]:
+    """Let products of a captured step use memory of its own graph.
+
+    cuBLAS keeps one workspace per thread and stream, and all steps are captured with the same ones. Graphs of
+    several runs, replayed at the same time, would write into each other's sums.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 @contextmanager
