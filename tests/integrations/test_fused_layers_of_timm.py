@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from importlib import import_module
 
 import pytest
@@ -10,7 +13,16 @@ import torch
 from torch import nn
 
 from icmixup.lab.models import build_model
-from icmixup.lab.models.fused import DepthwiseConv, FusedBlock, FusedNorm, FusedPool, StemConv, fuse_layers
+from icmixup.lab.models.fused import (
+    DepthwiseConv,
+    FusedBlock,
+    FusedNorm,
+    FusedPool,
+    GlobalPool,
+    NormPool,
+    StemConv,
+    fuse_layers,
+)
 
 timm = pytest.importorskip("timm")
 
@@ -55,6 +67,39 @@ def test_a_fused_network_of_timm_computes_what_it_did_before(name) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+KERNELS_BESIDE_LAYERS = """
+import copy, sys, torch
+from icmixup.lab.models import build_model, fused
+
+fused.runs_kernels = lambda maps: True
+torch.manual_seed(0)
+model = build_model(sys.argv[1], 5, seed=0, image_size=32)
+for module in model.modules():
+    if isinstance(module, torch.nn.BatchNorm2d):
+        torch.nn.init.uniform_(module.weight, 0.5, 1.5)
+model = model.to(memory_format=torch.channels_last).train()
+fast = fused.fuse_layers(copy.deepcopy(model))
+images = torch.randn(4, 3, 32, 32).to(memory_format=torch.channels_last)
+for network in (model, fast):
+    network(images).square().mean().backward()
+for (name, one), other in zip(model.named_parameters(), fast.parameters(), strict=True):
+    error = (one.grad - other.grad).norm() / one.grad.norm()
+    assert error < 1e-2, (name, error)
+for one, other in zip(model.state_dict().values(), fast.state_dict().values(), strict=True):
+    torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+"""
+
+
+@pytest.mark.parametrize("name", ["resnet10t", "resnet18.a1_in1k", "resnet26"])
+def test_the_kernels_train_a_resnet_of_timm_as_its_layers_do(name) -> None:
+    """In Triton's interpreter, which has to be chosen before Triton is imported."""
+    command = [sys.executable, "-c", KERNELS_BESIDE_LAYERS, name]
+    done = subprocess.run(
+        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_other_blocks_of_the_same_name_compute_what_they_did_before() -> None:
     """The Bottleneck of timm's ResNetV2, as in its hybrids of a ResNet and a transformer."""
     layers = import_module("timm.layers")
@@ -84,7 +129,7 @@ def test_all_layers_of_the_networks_that_we_time_are_fused() -> None:
     assert count(resnet, FusedBlock) == 16
     assert count(resnet, FusedNorm) == 53
     assert count(resnet, StemConv) == 1
-    assert count(resnet, FusedPool) == 1
+    assert (count(resnet, NormPool), count(resnet, FusedPool), count(resnet, GlobalPool)) == (1, 0, 1)
     # Only the four projections are followed by no activation.
     assert sum(m.activation == "none" for m in resnet.modules() if isinstance(m, FusedNorm)) == 4
     lite = fuse_layers(build_model("tf_efficientnet_lite0", 5, seed=0))
