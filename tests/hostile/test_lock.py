@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
+import forked
 import pytest
 import torch
 from forked import started_command
 
+from icmixup.lab import sweep
 from icmixup.lab.datasets import load_dataset
 from icmixup.lab.datasets.subsets import DataSpec
 from icmixup.lab.datasets.temporary import host_name, is_leftover, remove_leftovers, temporary_path
@@ -169,6 +175,12 @@ def count_begun(root: Path) -> int:
     return sum(path.stat().st_size > 0 for path in root.glob("runs/*/log.jsonl"))
 
 
+def wait_until(is_true: Callable[[], bool], seconds: float = 100) -> None:
+    limit = time.monotonic() + seconds
+    while not is_true() and time.monotonic() < limit:
+        time.sleep(0.02)
+
+
 @pytest.mark.parametrize(
     ("sent", "workers"),
     [(signal.SIGINT, "1"), (signal.SIGINT, "2"), (signal.SIGTERM, "2"), (signal.SIGHUP, "2")],
@@ -179,9 +191,7 @@ def test_a_signal_to_the_group_ends_a_comparison_quietly_with_checkpoints(
     args = ["compare", "digits", "--per-class", "20", "--methods", "erm", "mixup", "--seeds", "1"]
     args += ["--epochs", "4000", "--device", "cpu", "--workers", workers]
     with started_command(args, tmp_path) as process:
-        limit = time.monotonic() + 100
-        while count_begun(tmp_path) < int(workers) and time.monotonic() < limit:
-            time.sleep(0.05)
+        wait_until(lambda: count_begun(tmp_path) == int(workers))
         assert process.pid is not None
         os.killpg(process.pid, sent)  # as a terminal does: to the workers too
         process.join(timeout=60)
@@ -190,6 +200,48 @@ def test_a_signal_to_the_group_ends_a_comparison_quietly_with_checkpoints(
     assert "Traceback" not in errors
     assert errors.splitlines()[-1] == "icmixup: interrupted; run the same command again to resume"
     assert len(list(tmp_path.glob("runs/*/checkpoint.pt"))) == int(workers)
+    assert not list(tmp_path.glob("runs/*/*.part"))
+
+
+def run_with_a_long_end(how: str, args: list[str], folder: Path) -> None:
+    """`icmixup` that does not end its worker processes or write a checkpoint until there is a file `go`."""
+    sweep.has_one_gpu = lambda device: how == "threads"
+    for owner, name in ((Run, "save"), (BaseProcess, "terminate")):
+        setattr(owner, name, delayed(getattr(owner, name), folder))
+    forked.run_command(args, folder)
+
+
+def delayed(function: Callable[..., Any], folder: Path) -> Callable[..., Any]:
+    def run(*args: object) -> None:
+        if count_begun(folder):  # not in the trial that measures the speed
+            (folder / "ending").touch()
+            wait_until((folder / "go").exists)
+        function(*args)
+
+    return run
+
+
+@pytest.mark.parametrize(("how", "workers"), [("in turn", 1), ("threads", 2), ("processes", 2)])
+def test_signals_after_the_first_do_not_interrupt_the_last_checkpoints(
+    how: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forked, "run_command", functools.partial(run_with_a_long_end, how))
+    args = ["compare", "digits", "--per-class", "20", "--methods", "erm", "mixup", "--seeds", "1"]
+    args += ["--epochs", "4000", "--device", "cpu", "--workers", str(workers)]
+    with started_command(args, tmp_path) as process:
+        wait_until(lambda: count_begun(tmp_path) == workers)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGTERM)
+        wait_until((tmp_path / "ending").exists)
+        for sent in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGINT):
+            os.kill(process.pid, sent)  # not to the workers, which would end by themselves
+            time.sleep(0.1)  # or two signals could be one interrupt
+        (tmp_path / "go").touch()
+        process.join(timeout=60)
+    errors = (tmp_path / "stderr").read_text()
+    assert process.exitcode == 128 + signal.SIGTERM, errors
+    assert "Traceback" not in errors
+    assert len(list(tmp_path.glob("runs/*/checkpoint.pt"))) == workers
     assert not list(tmp_path.glob("runs/*/*.part"))
 
 

@@ -18,7 +18,9 @@ from icmixup.lab.datasets import photos as photos_module
 from icmixup.lab.datasets.photos import Store
 from icmixup.lab.models import MODELS, build_model
 from icmixup.lab.sweep import run_recipes
+from icmixup.lab.sweep.local import thread_streams
 from icmixup.lab.training import feed as feed_module
+from icmixup.lab.training import step as step_module
 from icmixup.lab.training.evaluate import split_scores
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.feed import make_feed, side_stream
@@ -26,7 +28,8 @@ from icmixup.lab.training.loop import Session, tensors_in, train
 from icmixup.lab.training.ranks import wrap_for_ranks
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Run
-from icmixup.lab.training.step import make_learner
+from icmixup.lab.training.step import capture_streams, make_learner
+from icmixup.objective import training_loss
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 C = 5
@@ -414,17 +417,36 @@ def test_runs_on_photos_in_threads_come_to_what_each_comes_to_alone(photos, tmp_
     recipes = [replace(common, method=name, seed=k, **AUGMENTED) for k in (0, 1) for name in ("erm", "mixup")]
     losses = {}
 
-    def work(folder, chosen):
-        with torch.cuda.stream(torch.cuda.Stream()):
+    def work(folder, chosen, stream):
+        with torch.cuda.stream(stream):
             for recipe in chosen:
                 execution = Execution(out=tmp_path / folder, data_dir=tmp_path, dataset=photos, device="cuda")
                 losses[folder, recipe] = train(recipe, execution)["loss"]
 
-    work("alone", recipes)
-    threads = [threading.Thread(target=work, args=("beside", recipes[k::2])) for k in range(2)]
+    streams = thread_streams(torch.device("cuda", torch.cuda.current_device()), 2)
+    work("alone", recipes, streams[0])
+    threads = [threading.Thread(target=work, args=("beside", recipes[k::2], streams[k])) for k in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     for recipe in recipes:
         assert losses["beside", recipe] == pytest.approx(losses["alone", recipe], rel=2e-3)
+
+
+def test_steps_are_captured_on_streams_that_no_thread_has(data, tmp_path, monkeypatch):
+    device = torch.device("cuda", torch.cuda.current_device())
+    taken = {torch.cuda.Stream() for _ in range(40)}
+    threads = set(thread_streams(device, 40))
+    seen = set()
+
+    def record(*args, **options):
+        seen.add(torch.cuda.current_stream())
+        return training_loss(*args, **options)
+
+    monkeypatch.setattr(step_module, "training_loss", record)
+    epoch_losses(data, tmp_path, epochs=1, method="mixup", lr=0.01)
+    assert seen == set(capture_streams(device)[:2])  # of the capture and of its warm-up
+    assert not threads & set(capture_streams(device))
+    assert threads | set(capture_streams(device)) == taken
+    assert not {side_stream(device)} & taken  # of another priority

@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -27,6 +28,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from queue import SimpleQueue
+from types import FrameType
 from typing import NamedTuple
 
 import torch
@@ -39,10 +41,14 @@ from icmixup.lab.training.loop import Diverged, OnProgress, RunProgress, Stopped
 from icmixup.lab.training.ranks import compare_notes, join_ranks, pick_device, world_size
 from icmixup.lab.training.recipe import Fingerprints, Recipe, Subset, Transfer
 from icmixup.lab.training.run_folder import Row
+from icmixup.lab.training.step import PREPARING, capture_streams
 
 # Peak of ResNet-34 with a batch of 128 in RegMixup form on a CPU; small networks need less.
 RUN_BYTES = 3 * 10**9
 STOP_SECONDS = 10.0  # for the checkpoint of an interrupted run
+STOP_SIGNALS = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+SILENT_SECONDS = 1.0  # of waiting for threads, before a line says so
+POOL_STREAMS = 32  # that torch hands out in turn, of each priority
 RETRIES = 1  # of a run whose process died
 TRIAL_REPORTS = 3  # of progress at least: the time between the first and the last is measured
 NOT_STARTED = (
@@ -156,15 +162,80 @@ def data_recipe(recipe: Recipe) -> Recipe:
 def run_sequentially(recipes: Sequence[Recipe], execution: Execution, collector: Collector) -> None:
     """One run after the other in this process, sharing compiled code and data."""
     load = remember_data(execution)
-    # Ranks join once for all runs: if they left and joined again, they might miss each other.
-    with join_ranks(pick_device(execution.device)):
-        with compare_notes() as notes:
-            notes["the list of runs to train"] = [recipe.name for recipe in recipes]
-        waiting = deque(recipes)
-        while (recipe := collector.take(waiting)) is not None:
-            on_progress = functools.partial(collector.progress, recipe)
-            outcome = run_recipe(recipe, replace(execution, dataset=load(recipe)), on_progress)
-            collector.record(recipe, outcome)
+
+    def run() -> None:
+        # Ranks join once for all runs: if they left and joined again, they might miss each other.
+        with join_ranks(pick_device(execution.device)):
+            with compare_notes() as notes:
+                notes["the list of runs to train"] = [recipe.name for recipe in recipes]
+            waiting = deque(recipes)
+            while (recipe := collector.take(waiting)) is not None:
+                on_progress = functools.partial(collector.progress, recipe)
+                outcome = run_recipe(recipe, replace(execution, dataset=load(recipe)), on_progress)
+                collector.record(recipe, outcome)
+
+    run_and_end(run)
+
+
+def run_and_end(run: Callable[[], None], end: Callable[[], None] = lambda: None) -> None:
+    """run(), then end() in any case; signals interrupt run() once, and end() never.
+
+    One stop can be several signals: `timeout` sends SIGTERM to its command and then to the process group, and
+    a shell repeats the SIGHUP of its terminal. The second would interrupt the last checkpoints.
+    """
+    signals = StopSignals()
+    try:
+        try:
+            signals.install()
+            run()
+        finally:
+            signals.hold()
+    finally:
+        signals.hold()  # again: the first interrupt may have come instead of the other call
+        try:
+            end()
+        finally:
+            signals.release()
+
+
+class StopSignals:
+    """Lets SIGINT, SIGTERM and SIGHUP interrupt the main thread once, and not at all after hold().
+
+    After an interrupt they are ignored for STOP_SECONDS, not longer: something may have swallowed it, or hang
+    on its way out. Signals without a handler in Python are left alone. In other threads there is nothing to
+    do: signals do not interrupt them, and they cannot set handlers.
+    """
+
+    def __init__(self) -> None:
+        is_main = threading.current_thread() is threading.main_thread()
+        found = {number: signal.getsignal(number) for number in STOP_SIGNALS if is_main}
+        self.before = {number: handler for number, handler in found.items() if callable(handler)}
+        self.ignored_until = -math.inf
+        self.interrupted = False
+        self.ignored: int | None = None
+
+    def install(self) -> None:
+        for number in self.before:
+            signal.signal(number, self.handle)
+
+    def handle(self, signum: int, frame: FrameType | None) -> None:
+        if time.monotonic() < self.ignored_until:
+            self.ignored = signum
+            return
+        self.interrupted, self.ignored_until = True, time.monotonic() + STOP_SECONDS
+        self.before[signal.Signals(signum)](signum, frame)
+        self.interrupted, self.ignored_until = False, -math.inf  # a handler that raised nothing
+
+    def hold(self) -> None:
+        self.ignored_until = math.inf
+
+    def release(self) -> None:
+        """Restore the handlers; they get a signal that came after hold(), unless another has interrupted."""
+        self.ignored_until = -math.inf
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+        if self.ignored is not None and not self.interrupted:
+            signal.raise_signal(self.ignored)
 
 
 def count_workers(runs: int, device: str | None, wanted: int | None = None) -> int:
@@ -231,13 +302,7 @@ def run_in_processes(
 ) -> None:
     """`number` concurrent runs, each in its own process; a run whose process dies moves to a new one."""
     pool = ProcessPool(split_execution(execution, number), recipes, collector)
-    try:
-        pool.run()
-    finally:
-        for worker in pool.workers:
-            worker.process.terminate()
-        for worker in pool.workers:
-            worker.stop()
+    run_and_end(pool.run, pool.stop)
 
 
 class Worker:
@@ -305,6 +370,13 @@ class ProcessPool:
         while busy := self.assign():
             for pipe in wait([worker.pipe for worker in busy]):
                 self.receive(next(worker for worker in busy if worker.pipe is pipe))
+
+    def stop(self) -> None:
+        """End all workers; they write their checkpoints at the same time."""
+        for worker in self.workers:
+            worker.process.terminate()
+        for worker in self.workers:
+            worker.stop()
 
     def assign(self) -> list[Worker]:
         """Give a recipe to every idle worker while there are any, start workers as they are needed, and
@@ -401,15 +473,7 @@ def run_in_threads(
     """`number` concurrent runs in threads; an error in one ends all, each at its next progress report."""
     import_compiler()
     pool = ThreadPool(recipes, replace(execution, concurrent=number), number)
-    threads = [threading.Thread(target=pool.work, args=(k,), name=f"run {k}") for k in range(number)]
-    try:
-        for thread in threads:
-            thread.start()
-        pool.listen(collector)
-    finally:
-        pool.stop()
-        for thread in threads:
-            thread.join()
+    run_and_end(functools.partial(pool.run, collector), pool.stop)
 
 
 def import_compiler() -> None:
@@ -430,8 +494,7 @@ class Message(NamedTuple):
 
 
 class ThreadPool:
-    """What concurrent threads share: an inbox of recipes for each, and a queue of messages to the main
-    thread."""
+    """Threads, each with an inbox of recipes and a CUDA stream, and their messages to the main thread."""
 
     def __init__(self, recipes: Sequence[Recipe], execution: Execution, number: int) -> None:
         self.execution = execution
@@ -441,12 +504,19 @@ class ThreadPool:
         self.stopped = threading.Event()
         self.loading = threading.Lock()
         self.load = remember_data(execution)
+        self.streams = thread_streams(pick_device(execution.device), number)
+        self.threads = [threading.Thread(target=self.work, args=(k,), name=f"run {k}") for k in range(number)]
+
+    def run(self, collector: Collector) -> None:
+        for thread in self.threads:
+            thread.start()
+        self.listen(collector)
 
     def work(self, thread: int) -> None:
         """The body of a thread: one recipe after the other, on its own CUDA stream."""
         recipe = None
         try:
-            with own_stream(pick_device(self.execution.device)):
+            with torch.cuda.stream(self.streams[thread]):
                 while (recipe := self.inboxes[thread].get()) is not None:
                     with self.loading:
                         execution = replace(self.execution, dataset=self.load(recipe))
@@ -486,10 +556,39 @@ class ThreadPool:
         self.stopped.set()
         for inbox in self.inboxes:
             inbox.put(None)
+        begun = [thread for thread in self.threads if thread.is_alive()]  # an interrupt may come before that
+        join_threads(begun)
 
 
-def own_stream(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """A new stream for this thread, on a GPU."""
+def join_threads(threads: Sequence[threading.Thread]) -> None:
+    """Wait for all of them; if that takes long, say for what."""
+    deadline = time.monotonic() + SILENT_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if runs := sum(thread.is_alive() for thread in threads):
+        what = f"{runs} run{'s' * (runs > 1)} to finish the current epoch and write a checkpoint"
+        line = f"waiting for {what}; to end at once: kill -KILL {os.getpid()}"
+        with contextlib.suppress(OSError):  # after SIGHUP there may be no terminal
+            print(line, file=sys.stderr, flush=True)
+    for thread in threads:
+        thread.join()
+
+
+def thread_streams(device: torch.device, number: int) -> list[torch.cuda.Stream | None]:
+    """The streams of `number` threads; None on a CPU. More threads than torch has streams share them."""
     if device.type != "cuda":
-        return contextlib.nullcontext()
-    return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+        return [None] * number
+    streams = streams_beside_captures(device)
+    return [streams[k % len(streams)] for k in range(number)]
+
+
+@functools.cache
+def streams_beside_captures(device: torch.device) -> tuple[torch.cuda.Stream, ...]:
+    """All streams of torch's pool but those of captures, which would record what another thread runs there.
+
+    torch hands out its streams in turn: if every thread took a new one, it would be one of those some day.
+    """
+    with PREPARING:  # so that no capture takes its streams meanwhile
+        taken = capture_streams(device)
+        drawn = [torch.cuda.Stream(device) for _ in range(POOL_STREAMS)]  # type: ignore[no-untyped-call]
+    return tuple(stream for stream in dict.fromkeys(drawn) if stream not in taken)

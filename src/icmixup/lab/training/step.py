@@ -23,7 +23,7 @@ from icmixup.lab.augment import normaliser
 from icmixup.lab.datasets import Dataset
 from icmixup.lab.models import MODELS, build_linear, build_model, check_digest, is_own
 from icmixup.lab.models.fused import can_fuse, fuse_layers
-from icmixup.lab.models.overlap import abandon
+from icmixup.lab.models.overlap import abandon, side_of
 from icmixup.lab.training.artifacts import load_artifacts
 from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.optimizer import make_optimizer, weight_groups
@@ -332,14 +332,14 @@ def capture(run: Callable[[], None], changed: list[Tensor], learner: Learner) ->
     """Capture `run` in a CUDA graph; tensors in `changed` are restored after the warm-up that a capture
     needs."""
     before = [tensor.clone() for tensor in changed]
-    stream = warm_up_stream(learner.device)
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    stream, warm_up, _ = capture_streams(learner.device)
+    warm_up.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warm_up):
         for _ in range(WARM_UP_STEPS):
             run()
             for tensor, value in zip(changed, before, strict=True):
                 tensor.copy_(value)
-    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.current_stream().wait_stream(warm_up)
     graph = torch.cuda.CUDAGraph()
     graph.register_generator_state(learner.generator)
     learner.optimizer.zero_grad()
@@ -347,7 +347,7 @@ def capture(run: Callable[[], None], changed: list[Tensor], learner: Learner) ->
     with (
         own_workspaces(),
         no_garbage_collection(),
-        torch.cuda.graph(graph, capture_error_mode="thread_local"),
+        torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
     ):
         try:
             run()
@@ -375,6 +375,20 @@ def warm_up_stream(device: torch.device) -> torch.cuda.Stream:
     """One stream for all captures, used under PREPARING: every stream with a matrix product keeps a
     workspace."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One stream for all captures, as torch would take by default, but known before the first of them."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def capture_streams(device: torch.device) -> list[torch.cuda.Stream]:
+    """All streams that a capture uses: its own, that of the warm-up, and that of weight gradients.
+
+    No other thread may run anything on them. torch hands out its streams in turn, so three in a row differ.
+    """
+    return [capture_stream(device), warm_up_stream(device), side_of(device).stream]
 
 
 @contextmanager
