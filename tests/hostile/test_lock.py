@@ -221,13 +221,14 @@ def delayed(function: Callable[..., Any], folder: Path) -> Callable[..., Any]:
     return run
 
 
-@pytest.mark.parametrize(("how", "workers"), [("in turn", 1), ("threads", 2), ("processes", 2)])
+@pytest.mark.parametrize(("how", "workers"), [("train", 1), ("in turn", 1), ("threads", 2), ("processes", 2)])
 def test_signals_after_the_first_do_not_interrupt_the_last_checkpoints(
     how: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forked, "run_command", functools.partial(run_with_a_long_end, how))
-    args = ["compare", "digits", "--per-class", "20", "--methods", "erm", "mixup", "--seeds", "1"]
-    args += ["--epochs", "4000", "--device", "cpu", "--workers", str(workers)]
+    compared = ["--methods", "erm", "mixup", "--seeds", "1", "--workers", str(workers)]
+    command, own = ("train", ["--method", "erm"]) if how == "train" else ("compare", compared)
+    args = [command, "digits", "--per-class", "20", "--epochs", "4000", "--device", "cpu", *own]
     with started_command(args, tmp_path) as process:
         wait_until(lambda: count_begun(tmp_path) == workers)
         assert process.pid is not None

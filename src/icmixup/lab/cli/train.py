@@ -80,6 +80,7 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str] = ()) 
     from icmixup.lab.comparison.overview import describe_leak
     from icmixup.lab.models import find_builder
     from icmixup.lab.sweep import check_out, delete_runs, describe_reuse, find_finished
+    from icmixup.lab.sweep.local import run_and_end
     from icmixup.lab.sweep.progress import Display
     from icmixup.lab.training.loop import train
     from icmixup.lab.training.ranks import pick_device, world_size
@@ -109,7 +110,8 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str] = ()) 
         print_note(f"warning: {leak}")
     finished = find_finished([recipe], execution)
     with Display([recipe], stderr_console(), finished=finished, quiet_seconds=FIRST_LINES) as display:
-        row = train(recipe, execution, functools.partial(display.update, recipe))
+        report = functools.partial(display.update, recipe)
+        row = run_and_end(functools.partial(train, recipe, execution, report))
         display.finish(row)
     if is_first_rank():
         epochs = f"epoch {recipe.epochs}/{recipe.epochs}"

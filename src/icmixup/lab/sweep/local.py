@@ -41,7 +41,7 @@ from icmixup.lab.training.loop import Diverged, OnProgress, RunProgress, Stopped
 from icmixup.lab.training.ranks import compare_notes, join_ranks, pick_device, world_size
 from icmixup.lab.training.recipe import Fingerprints, Recipe, Subset, Transfer
 from icmixup.lab.training.run_folder import Row
-from icmixup.lab.training.step import PREPARING, capture_streams
+from icmixup.lab.training.step import PREPARING, Result, capture_streams
 
 # Peak of ResNet-34 with a batch of 128 in RegMixup form on a CPU; small networks need less.
 RUN_BYTES = 3 * 10**9
@@ -177,8 +177,8 @@ def run_sequentially(recipes: Sequence[Recipe], execution: Execution, collector:
     run_and_end(run)
 
 
-def run_and_end(run: Callable[[], None], end: Callable[[], None] = lambda: None) -> None:
-    """run(), then end() in any case; signals interrupt run() once, and end() never.
+def run_and_end(run: Callable[[], Result], end: Callable[[], None] = lambda: None) -> Result:
+    """run(), then end() in any case; signals interrupt run() once, and end() never. Returns what run() does.
 
     One stop can be several signals: `timeout` sends SIGTERM to its command and then to the process group, and
     a shell repeats the SIGHUP of its terminal. The second would interrupt the last checkpoints.
@@ -187,7 +187,7 @@ def run_and_end(run: Callable[[], None], end: Callable[[], None] = lambda: None)
     try:
         try:
             signals.install()
-            run()
+            return run()
         finally:
             signals.hold()
     finally:
