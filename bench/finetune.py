@@ -440,7 +440,10 @@ def parse_update(line: str, now: float) -> Update | None:
 
 
 def run_process(command: Sequence[str], args: argparse.Namespace, folder: Path) -> Finished:
-    """Run a command, keep its output in --log, and raise an error with its last lines if it fails."""
+    """Run a command, and raise an error with its last lines if it fails.
+
+    Its output is kept in --log, each line with the seconds since the start.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     started = time.perf_counter()
@@ -460,7 +463,7 @@ def run_process(command: Sequence[str], args: argparse.Namespace, folder: Path) 
     try:
         assert process.stdout is not None
         for line in process.stdout:
-            lines.append(line)
+            lines.append(f"{time.perf_counter() - started:7.2f} {line}")
             if update := parse_update(line, time.perf_counter()):
                 updates.append(update)
         code = process.wait()

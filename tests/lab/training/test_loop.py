@@ -149,7 +149,7 @@ def addresses(state: object) -> list[int]:
 def test_the_remembered_state_is_that_of_the_end_of_an_epoch_whatever_steps_follow(
     changes: dict[str, Any], digits: Dataset, tmp_path: Path
 ) -> None:
-    session, seen = start(tmp_path, digits, dataclasses.replace(TINY, **changes)), set()
+    session, seen = start(tmp_path, digits, dataclasses.replace(TINY, epochs=9, **changes)), set()
     for number in range(3):
         run_epoch(session, number)
         session.remember_epoch()
@@ -164,8 +164,23 @@ def test_the_remembered_state_is_that_of_the_end_of_an_epoch_whatever_steps_foll
     assert len(seen) == 1  # from the second time on, no new memory
 
 
+@pytest.mark.parametrize("changes", [{}, {"optimizer": "adamw", "ema": 0.9}])
+def test_after_the_last_epoch_weights_are_remembered_in_the_same_memory_and_the_optimizer_is_not(
+    changes: dict[str, Any], digits: Dataset, tmp_path: Path
+) -> None:
+    session = start(tmp_path, digits, dataclasses.replace(TINY, epochs=2, **changes))
+    for number in range(2):
+        before = addresses(session.last_epoch)
+        run_epoch(session, number)
+        session.remember_epoch()
+        assert_equal_states(session.last_epoch, session.state())
+    assert session.last_epoch is not None
+    assert session.last_epoch["optimizer"] is None
+    assert addresses(session.last_epoch) == before[: len(addresses(session.last_epoch))]
+
+
 def test_a_state_with_new_tensors_or_other_shapes_is_remembered_too(digits: Dataset, tmp_path: Path) -> None:
-    session = start(tmp_path, digits, TINY)
+    session = start(tmp_path, digits, dataclasses.replace(TINY, epochs=9))
     model, optimizer = session.learner.model, session.learner.optimizer
     model.register_buffer("seen", torch.zeros(2))
     momentum, optimizer.state = optimizer.state, type(optimizer.state)(dict)

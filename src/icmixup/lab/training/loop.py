@@ -359,7 +359,8 @@ class Session:
         if rank() != 0:
             return
         state = self.state()
-        live, kept = tensors_in(state), tensors_in(self.last_epoch)
+        live = tensors_in(state)
+        kept = tensors_in(self.last_epoch)[: len(live)]  # after the last epoch, all but the optimizer's
         if can_overwrite(kept, live):
             # An interrupt would find half a copy, but no step changes the state itself meanwhile.
             self.last_epoch = state
@@ -372,13 +373,18 @@ class Session:
                 PREPARING.release()
 
     def state(self) -> Checkpoint:
-        """The state of the learner and of the run, as a checkpoint stores it."""
-        progress = {
+        """The state of the learner and of the run, as a checkpoint stores it.
+
+        After the last epoch no step needs the state of the optimizer, two thirds of a checkpoint with AdamW.
+        """
+        progress: Checkpoint = {
             "epochs_done": self.epochs_done,
             "seconds": self.seconds,
             "accuracy": self.accuracy,
             "loss": self.loss,
         }
+        if self.at_end():
+            progress["optimizer"] = None
         return {**self.learner.state(), **progress}
 
     def row(self, metrics: Metrics, concurrent: int) -> Row:

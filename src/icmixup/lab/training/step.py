@@ -77,6 +77,8 @@ class Learner:
         self.model.load_state_dict(state["model"])  # type: ignore[arg-type]
         if self.average is not None:
             self.average.load_state_dict(state["average"])  # type: ignore[arg-type]
+        if state["optimizer"] is None:  # of a complete training
+            return
         self.optimizer.load_state_dict(state["optimizer"])  # type: ignore[arg-type]
         for group, lr in zip(self.optimizer.param_groups, self.lrs, strict=True):
             group["lr"] = lr  # loading replaces it with a copy
