@@ -22,6 +22,7 @@ from icmixup import (
     Method,
     Mixer,
     Pairs,
+    cached_backward,
     draw_cutmix,
     draw_either,
     draw_mixup,
@@ -760,6 +761,29 @@ def test_tuples_and_dicts_are_mixed_tensor_by_tensor(labels: Tensor, name: str, 
     for batch in batches:
         actual = training_loss(model, batch, labels, name, COUNTS, generator=seeded())
         torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("inside", [(RIGHT,), [[RIGHT]], {"rows": RIGHT}], ids=["tuple", "list", "dict"])
+def test_tensors_inside_an_entry_are_refused_since_they_would_stay_unmixed(
+    labels: Tensor, inside: Any
+) -> None:
+    class Nested(nn.Module):
+        def forward(self, left: Tensor, inside: Any) -> Tensor:
+            while not isinstance(inside, Tensor):
+                inside = inside["rows"] if isinstance(inside, dict) else inside[0]
+            return TwoInputs()(left, inside)
+
+    batch, words = (
+        {"left": LEFT, "inside": inside},
+        f"'inside' is a {type(inside).__name__} with tensors inside",
+    )
+    training_loss(Nested(), batch, labels, "erm")
+    with pytest.raises(ValueError, match=words):
+        training_loss(Nested(), batch, labels, "ic-mixup")
+    with pytest.raises(ValueError, match=words):
+        Mixer("ic-mixup", C)(batch, labels)
+    with pytest.raises(ValueError, match=words):
+        cached_backward(Nested(), batch, lambda scores: scores.sum(), B)
 
 
 def test_one_joint_forward_of_a_dict(labels: Tensor) -> None:
