@@ -209,3 +209,10 @@ def test_text_is_mixed_at_a_hidden_layer_and_classified_above_chance(method, acc
     trainer.train()
     prediction = trainer.predict(Words(200))
     assert (prediction.predictions.argmax(axis=1) == prediction.label_ids).mean() > accuracy  # chance is 0.25
+
+
+def test_a_mixin_behind_the_trainer_is_refused_since_nothing_would_be_mixed():
+    with pytest.raises(TypeError, match=r"class Wrong\(MixupTrainerMixin, Trainer\)"):
+        type("Wrong", (Trainer, MixupTrainerMixin), {})
+    own = type("Trainer", (MixupTrainerMixin, Trainer), {})
+    assert issubclass(type("Right", (own,), {}), MixupTrainerMixin)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from icmixup import Method, training_loss
+from icmixup.integrations._mixins import check_in_front
 from icmixup.integrations._versions import require
 from icmixup.methods import find_method
 
@@ -41,6 +42,10 @@ class MixupTrainerMixin:
     # The loss is the mean of a batch, so the Trainer has to divide it by the number of accumulated batches.
     # This attribute tells current versions; model_accepts_loss_kwargs, below, tells versions since 4.48.
     loss_is_scaled_for_ga = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_in_front(cls, MixupTrainerMixin, "Trainer")
 
     def __init__(
         self,
