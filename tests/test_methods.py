@@ -242,11 +242,30 @@ def test_every_class_of_smoothed_labels_has_its_own_focal_factor(
     torch.testing.assert_close(training_loss(model, images, labels, method), expected)
 
 
-@pytest.mark.parametrize("name", ["focal", "ldam", "erm-drw"])
-def test_half_precision_scores_have_the_loss_of_the_same_scores_in_float32(name: str, labels: Tensor) -> None:
-    scores = (3 * torch.randn(B, C)).bfloat16()
+class ToFloat32(nn.Module):
+    def forward(self, scores: Tensor) -> Tensor:
+        return scores.float()
+
+
+@EVERY_METHOD
+@pytest.mark.parametrize("shares", [False, True])
+def test_half_precision_scores_have_the_loss_of_the_same_scores_in_float32(
+    name: str, shares: bool, labels: Tensor
+) -> None:
+    images = (3 * torch.randn(B, 1, C, generator=seeded(1))).bfloat16()
+    model = nn.Sequential(nn.Identity(), nn.Flatten())  # the mixed images are the scores
+    targets = 0.9 * F.one_hot(labels, C) + 0.1 / C if shares else labels
     actual, expected = (
-        training_loss(nn.Identity(), x, labels, METHODS[name].at(1), COUNTS) for x in (scores, scores.float())
+        training_loss(
+            nn.Sequential(model, to),
+            images,
+            targets,
+            METHODS[name].at(1),
+            COUNTS,
+            generator=seeded(),
+            hidden=(model,),
+        )
+        for to in (nn.Identity(), ToFloat32())
     )
     assert actual.dtype == torch.float32
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
