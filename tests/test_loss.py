@@ -146,6 +146,21 @@ def test_original_classes_as_the_only_negatives_are_the_loop(negatives: str) -> 
     torch.testing.assert_close(actual, expected)
 
 
+def test_classes_that_only_label_smoothing_gives_a_share_are_not_sources() -> None:
+    scores, targets = make_batch()
+    targets[4] = torch.eye(C)[1]
+    smoothed = 0.9 * targets + 0.1 / C
+    sources = [
+        [image[c].item() for c in range(C) if t[c] > 0] for image, t in zip(scores, targets, strict=True)
+    ]
+    expected = [
+        cross_entropy_by_hand(dot(image, own), others)
+        for image, own, others in zip(scores, smoothed, sources, strict=True)
+    ]
+    actual = one_by_one(scores, smoothed, axes=("class",), negatives=("sources",))
+    torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64))
+
+
 def test_original_classes_together_with_the_pairs_are_the_loop() -> None:
     scores, targets = make_batch()
     more = [(row, 0.0) for row in torch.eye(C).double()]

@@ -412,6 +412,20 @@ def test_label_smoothing_reaches_clean_and_mixed_targets(
     torch.testing.assert_close(training_loss(model, images, labels, method, generator=seeded()), expected)
 
 
+@pytest.mark.parametrize("num_virtual", [0, 7])
+def test_label_smoothing_only_changes_the_temperature_of_the_class_axis(
+    model: nn.Module, images: Tensor, labels: Tensor, num_virtual: int
+) -> None:
+    method = Method(draw="mixup", axes=("class",), num_virtual=num_virtual)
+    smoothed, sharper = replace(method, label_smoothing=0.2), replace(method, temperature=1 / 0.8)
+    actual, expected, other = (
+        training_loss(model, images, labels, form, COUNTS, generator=seeded())
+        for form in (smoothed, sharper, method)
+    )
+    torch.testing.assert_close(actual, expected)
+    assert actual != other
+
+
 @pytest.mark.parametrize("mode", ["elem", "pair"])
 @pytest.mark.parametrize("draw", ["mixup", "remix", "cutmix", "either"])
 def test_mode_and_numbers_reach_the_draw(

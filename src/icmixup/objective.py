@@ -24,6 +24,7 @@ from icmixup.pairs import (
     draw_virtual,
     leave_unmixed,
     mix_targets,
+    smooth,
 )
 
 EFFECTIVE_BETA = 0.9999  # of Cui et al. (2019), as in the code of LDAM
@@ -231,6 +232,7 @@ def mixed_loss(
     if method.num_virtual:
         counts = torch.ones(scores.shape[1], device=scores.device) if class_counts is None else class_counts
         virtual = draw_virtual(counts, method.num_virtual, method.alpha, generator)
+        virtual = smooth(virtual, method.label_smoothing)
     return infinite_class_loss(
         adjust(scores, method.class_sizes == "adjust", class_counts, method.adjust_tau),
         targets,

@@ -256,9 +256,7 @@ def mix_targets(
     if len(labels) != len(pairs.partner):
         raise ValueError(f"{len(labels)} labels but {len(pairs.partner)} pairs; draw the pairs of this batch")
     check_smoothing(label_smoothing)
-    shares = class_shares(labels, num_classes, pairs.lam.dtype)
-    if label_smoothing:
-        shares = shares * (1 - label_smoothing) + label_smoothing / shares.shape[1]
+    shares = smooth(class_shares(labels, num_classes, pairs.lam.dtype), label_smoothing)
     return torch.lerp(shares[pairs.partner], shares, pairs.lam[:, None])
 
 
@@ -294,6 +292,13 @@ def class_shares(labels: Tensor, num_classes: int | None, dtype: torch.dtype) ->
         )
     check_labels(labels, num_classes)
     return F.one_hot(labels.long(), num_classes).to(dtype)
+
+
+def smooth(shares: Tensor, label_smoothing: float) -> Tensor:
+    """Spread this part of (B, C) shares over all classes."""
+    if not label_smoothing:
+        return shares
+    return shares * (1 - label_smoothing) + label_smoothing / shares.shape[1]
 
 
 def like_inputs(weight: Tensor, inputs: Tensor) -> Tensor:
