@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -523,6 +524,19 @@ def test_functional_gradient_is_that_of_autograd(choice: dict[str, Any]) -> None
 
 
 @EVERY_CHOICE
+def test_vmap_over_networks_with_targets_of_their_own_is_a_loop_over_them(choice: dict[str, Any]) -> None:
+    batches = [make_batch(seed) for seed in range(3)]
+    scores, targets = (torch.stack(rows) for rows in zip(*batches, strict=True))
+    loss = partial(infinite_class_loss, **choice)
+    torch.testing.assert_close(torch.vmap(loss)(scores, targets), torch.stack([loss(*b) for b in batches]))
+    gradients = torch.vmap(torch.func.grad(loss))(scores, targets)
+    torch.testing.assert_close(gradients, torch.stack([torch.func.grad(loss)(*b) for b in batches]))
+    labels = targets.argmax(dim=2)
+    expected = torch.stack([infinite_class_loss(s, y) for s, y in zip(scores, labels, strict=True)])
+    torch.testing.assert_close(torch.vmap(infinite_class_loss)(scores, labels), expected)
+
+
+@EVERY_CHOICE
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_module_is_the_function_with_fixed_options(choice: dict[str, Any], reduction: Any) -> None:
     scores, targets = batch_with_duplicates()
@@ -550,7 +564,7 @@ def test_with_integer_labels_the_loss_is_plain_cross_entropy(choice: dict[str, A
         [-row.log_softmax(dim=0)[label] for row, label in zip(scores, labels, strict=True)]
     )
     expected = getattr(expected, reduction)() if reduction != "none" else expected
-    for same in (labels, labels.int(), labels.to(torch.uint8)):
+    for same in (labels, labels.int(), labels.to(torch.uint8), labels.to(torch.uint16)):
         torch.testing.assert_close(criterion(scores, same), expected)
 
 

@@ -115,9 +115,9 @@ def test_integer_one_hot_and_share_labels_agree() -> None:
     labels = some_labels(9)
     pairs = draw_mixup(labels, 1.0, mode="elem", generator=seeded())
     expected = mix_targets(labels, pairs, C)
-    for dtype in (torch.uint8, torch.int32, torch.int64):
+    for dtype in (torch.uint8, torch.uint16, torch.int32, torch.int64):
         assert mix_targets(labels.to(dtype), pairs, C).equal(expected)
-    for dtype in (torch.int64, torch.float32, torch.bool):
+    for dtype in (torch.uint16, torch.int64, torch.float32, torch.bool):
         one_hot = F.one_hot(labels, C).to(dtype)
         assert mix_targets(one_hot, pairs).equal(expected)
         assert mix_targets(one_hot, pairs, C).equal(expected)
@@ -259,6 +259,15 @@ def test_partner_and_lam_can_be_handed_in(draw: Callable[..., Pairs]) -> None:
     assert pairs.lam.equal(torch.ones(5))
     inputs = mix_inputs(numbered(5, 1, *SIZE), pairs)
     assert inputs.equal(numbered(5, 1, *SIZE))
+
+
+@EVERY_DRAW
+def test_the_default_device_need_not_be_that_of_the_labels(draw: Callable[..., Pairs]) -> None:
+    labels, partner = some_labels(4), torch.tensor([1, 0, 3, 2])
+    expected = draw(labels, mode="pair", partner=partner, generator=seeded())
+    with torch.device("meta"):
+        actual = draw(labels, mode="pair", partner=partner, generator=seeded())
+    assert all(a.equal(b) for a, b in zip(actual, expected, strict=True))
 
 
 @pytest.mark.parametrize("lam", [0.25, torch.tensor(0.25), torch.tensor([0.25])])
