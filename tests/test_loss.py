@@ -500,7 +500,8 @@ def test_a_nan_score_is_never_hidden(choice: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @EVERY_CHOICE
-def test_whole_loss_compiles_into_one_graph(choice: dict[str, Any]) -> None:
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_whole_loss_compiles_into_one_graph(dynamic: bool | None, choice: dict[str, Any]) -> None:
     torch.compiler.reset()
     scores, targets = batch_with_duplicates()
     scores.requires_grad_()
@@ -508,10 +509,22 @@ def test_whole_loss_compiles_into_one_graph(choice: dict[str, Any]) -> None:
     def loss(scores: Tensor, targets: Tensor) -> Tensor:
         return infinite_class_loss(scores, targets, **choice)
 
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")(scores, targets)
+    compiled_loss = torch.compile(loss, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    compiled = compiled_loss(scores, targets)
     expected = loss(scores, targets)
     torch.testing.assert_close(compiled, expected)
     torch.testing.assert_close(torch.autograd.grad(compiled, scores), torch.autograd.grad(expected, scores))
+    short = scores.detach()[:5], targets[:5]
+    torch.testing.assert_close(compiled_loss(*short), loss(*short))
+
+
+@pytest.mark.slow
+def test_a_temperature_that_changes_from_step_to_step_compiles() -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(infinite_class_loss, fullgraph=True, backend="aot_eager")
+    for temperature in (1.0, 0.9, 0.8):
+        expected = infinite_class_loss(*make_batch(), temperature=temperature)
+        torch.testing.assert_close(compiled(*make_batch(), temperature=temperature), expected)
 
 
 @EVERY_CHOICE

@@ -488,7 +488,8 @@ def test_prob_is_how_often_a_batch_is_mixed(draw: Callable[..., Pairs]) -> None:
 
 
 @pytest.mark.slow
-def test_a_whole_step_compiles_into_one_graph() -> None:
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_whole_step_compiles_into_one_graph_and_takes_a_short_last_batch(dynamic: bool | None) -> None:
     torch.compiler.reset()
 
     def step(images: Tensor, labels: Tensor) -> Tensor:
@@ -499,8 +500,9 @@ def test_a_whole_step_compiles_into_one_graph() -> None:
         remix = draw_remix(labels, 1.0, COUNTS)
         return loss + mixed_accuracy(images.mean(dim=(2, 3)), mix_targets(labels, remix, C))
 
-    compiled = torch.compile(step, fullgraph=True, backend="eager")
-    assert compiled(torch.randn(6, C, *SIZE), some_labels(6)).isfinite()
+    compiled = torch.compile(step, fullgraph=True, backend="eager", dynamic=dynamic)
+    for number in (6, 5, 3):
+        assert compiled(torch.randn(number, C, *SIZE), some_labels(number)).isfinite()
 
 
 # Bad input

@@ -96,7 +96,8 @@ def check_whole(name: str, value: object, least: int) -> None:
 def check_number(name: str, value: object, low: float, high: float, meaning: str, hint: str = "") -> None:
     """A finite real number within [low, high]; text, booleans and nan are refused too."""
     real = isinstance(value, Real) and not isinstance(value, bool)
-    if not (real and math.isfinite(value) and low <= value <= high):  # type: ignore[arg-type, operator]
+    # Not math.isfinite, which torch.compile(dynamic=True) cannot trace.
+    if not (real and -math.inf < value < math.inf and low <= value <= high):  # type: ignore[operator]
         raise ValueError(f"{name} must be {meaning}, got {value!r}{hint}")
 
 
@@ -181,7 +182,8 @@ def check_labels(labels: Tensor, num_classes: int) -> None:
 def check_fits(weight: Tensor, images: Tensor) -> None:
     # Torch would silently broadcast images whose dimensions are 1.
     if weight.dim() != images.dim() or any(
-        w not in (1, n) for w, n in zip(weight.shape, images.shape, strict=True)
+        w != 1 and w != n  # not "in", which compares symbols of torch.compile by identity
+        for w, n in zip(weight.shape, images.shape, strict=True)
     ):
         raise ValueError(
             f"images have shape {tuple(images.shape)} but the pairs' weight has shape {tuple(weight.shape)}; "

@@ -342,8 +342,10 @@ def draw_uniform(
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Uniform numbers in [0, 1), drawn on the generator's device."""
-    place = generator.device if generator is not None else device
-    return torch.rand(shape, generator=generator, device=place, dtype=dtype).to(device)
+    if generator is None:
+        # Without the argument: compiled code with it cannot take a batch of another size.
+        return torch.rand(shape, device=device, dtype=dtype)
+    return torch.rand(shape, generator=generator, device=generator.device, dtype=dtype).to(device)
 
 
 def draw_partner(labels: Tensor, mode: Mode, generator: torch.Generator | None) -> Tensor:
