@@ -155,6 +155,18 @@ def test_mixed_accuracy_is_the_loop() -> None:
     assert actual == pytest.approx(total / 40, abs=1e-6)
 
 
+def test_mixed_accuracy_of_one_hot_integers_is_accuracy() -> None:
+    labels, scores = some_labels(40), torch.randn(40, C, generator=seeded(1))
+    expected = (scores.argmax(dim=1) == labels).float().mean()
+    for dtype in (torch.int64, torch.bool, torch.bfloat16):
+        assert mixed_accuracy(scores, F.one_hot(labels, C).to(dtype)).equal(expected)
+
+
+def test_labels_that_are_not_a_tensor_are_named() -> None:
+    with pytest.raises(TypeError, match=r"labels must be a torch.Tensor, got list"):
+        mix_targets([0, 1, 2, 3], PAIRS, C)  # type: ignore[arg-type]
+
+
 # Partners
 
 

@@ -253,6 +253,7 @@ def mix_targets(
     Returns:
         (B, C) class shares.
     """
+    check_tensor("labels", labels)
     if len(labels) != len(pairs.partner):
         raise ValueError(f"{len(labels)} labels but {len(pairs.partner)} pairs; draw the pairs of this batch")
     check_smoothing(label_smoothing)
@@ -270,12 +271,13 @@ def mixed_accuracy(scores: Tensor, targets: Tensor) -> Tensor:
         scores: (B, C).
         targets: (B, C) class shares, as from mix_targets.
     """
-    if scores.shape != targets.shape:
+    if scores.dim() != 2 or scores.shape != targets.shape:
         raise ValueError(
             f"scores have shape {tuple(scores.shape)} but targets have shape {tuple(targets.shape)}; "
             "expected (B, C) for both"
         )
-    return targets.gather(1, scores.argmax(dim=1, keepdim=True)).mean()
+    shares = targets.gather(1, scores.argmax(dim=1, keepdim=True))
+    return shares.to(torch.promote_types(shares.dtype, torch.float32)).mean()
 
 
 def class_shares(labels: Tensor, num_classes: int | None, dtype: torch.dtype) -> Tensor:
