@@ -24,6 +24,12 @@ def test_it_finds_the_temperature_that_made_the_labels(temperature: float, c: in
     assert fit_temperature(scores, labels) == pytest.approx(temperature, rel=0.1)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.uint16, torch.int32])
+def test_labels_may_be_integers_of_any_width(dtype: torch.dtype) -> None:
+    scores, labels = scored(50, 3, 2.0)
+    assert fit_temperature(scores, labels.to(dtype)) == fit_temperature(scores, labels)
+
+
 @pytest.mark.parametrize(
     ("n", "c", "temperature"), [(50, 3, 2.0), (200, 100, 0.5), (7, 2, 9.0), (500, 10, 1.3)]
 )

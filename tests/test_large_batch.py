@@ -53,6 +53,20 @@ class Counter(nn.Module):
         return rows * (1 + 0.1 * self.runs)
 
 
+class Replacing(Counter):
+    """The same, with a new tensor in place of the buffer, and a buffer that does not exist before it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("first", None)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.runs = self.runs + 1
+        self.most = max(self.most, len(rows))
+        self.first = self.runs.clone() if self.first is None else self.first
+        return rows * (self.first + 0.1 * self.runs)
+
+
 class Doubled(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         rows *= 2
@@ -105,9 +119,12 @@ def test_the_next_call_draws_anew_and_what_the_loss_draws_stays_drawn() -> None:
 
 
 @PARTS
-def test_buffers_change_once_a_part_and_both_passes_see_the_same_ones(part_size: int, parts: int) -> None:
+@pytest.mark.parametrize("kind", [Counter, Replacing])
+def test_buffers_change_once_a_part_and_both_passes_see_the_same_ones(
+    kind: type[Counter], part_size: int, parts: int
+) -> None:
     inputs, loss = make_batch()
-    inputs, model = inputs.double(), make_model(Counter())
+    inputs, model = inputs.double(), make_model(kind())
     whole = copy.deepcopy(model)
     loss(torch.cat([whole(part) for part in inputs.tensor_split(parts)])).backward()
     cached_backward(model, inputs, loss, part_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -144,6 +145,21 @@ def test_original_classes_as_the_only_negatives_are_the_loop(negatives: str) -> 
     expected = among_classes_by_hand(scores, targets, negatives)
     actual = one_by_one(scores, targets, axes=("class",), negatives=(negatives,))
     torch.testing.assert_close(actual, expected)
+
+
+def test_classes_that_only_label_smoothing_gives_a_share_are_not_sources() -> None:
+    scores, targets = make_batch()
+    targets[4] = torch.eye(C)[1]
+    smoothed = 0.9 * targets + 0.1 / C
+    sources = [
+        [image[c].item() for c in range(C) if t[c] > 0] for image, t in zip(scores, targets, strict=True)
+    ]
+    expected = [
+        cross_entropy_by_hand(dot(image, own), others)
+        for image, own, others in zip(scores, smoothed, sources, strict=True)
+    ]
+    actual = one_by_one(scores, smoothed, axes=("class",), negatives=("sources",))
+    torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64))
 
 
 def test_original_classes_together_with_the_pairs_are_the_loop() -> None:
@@ -484,7 +500,8 @@ def test_a_nan_score_is_never_hidden(choice: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @EVERY_CHOICE
-def test_whole_loss_compiles_into_one_graph(choice: dict[str, Any]) -> None:
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_whole_loss_compiles_into_one_graph(dynamic: bool | None, choice: dict[str, Any]) -> None:
     torch.compiler.reset()
     scores, targets = batch_with_duplicates()
     scores.requires_grad_()
@@ -492,10 +509,22 @@ def test_whole_loss_compiles_into_one_graph(choice: dict[str, Any]) -> None:
     def loss(scores: Tensor, targets: Tensor) -> Tensor:
         return infinite_class_loss(scores, targets, **choice)
 
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")(scores, targets)
+    compiled_loss = torch.compile(loss, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    compiled = compiled_loss(scores, targets)
     expected = loss(scores, targets)
     torch.testing.assert_close(compiled, expected)
     torch.testing.assert_close(torch.autograd.grad(compiled, scores), torch.autograd.grad(expected, scores))
+    short = scores.detach()[:5], targets[:5]
+    torch.testing.assert_close(compiled_loss(*short), loss(*short))
+
+
+@pytest.mark.slow
+def test_a_temperature_that_changes_from_step_to_step_compiles() -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(infinite_class_loss, fullgraph=True, backend="aot_eager")
+    for temperature in (1.0, 0.9, 0.8):
+        expected = infinite_class_loss(*make_batch(), temperature=temperature)
+        torch.testing.assert_close(compiled(*make_batch(), temperature=temperature), expected)
 
 
 @EVERY_CHOICE
@@ -505,6 +534,19 @@ def test_functional_gradient_is_that_of_autograd(choice: dict[str, Any]) -> None
     scores.requires_grad_()
     (expected,) = torch.autograd.grad(infinite_class_loss(scores, targets, **choice), scores)
     torch.testing.assert_close(functional, expected)
+
+
+@EVERY_CHOICE
+def test_vmap_over_networks_with_targets_of_their_own_is_a_loop_over_them(choice: dict[str, Any]) -> None:
+    batches = [make_batch(seed) for seed in range(3)]
+    scores, targets = (torch.stack(rows) for rows in zip(*batches, strict=True))
+    loss = partial(infinite_class_loss, **choice)
+    torch.testing.assert_close(torch.vmap(loss)(scores, targets), torch.stack([loss(*b) for b in batches]))
+    gradients = torch.vmap(torch.func.grad(loss))(scores, targets)
+    torch.testing.assert_close(gradients, torch.stack([torch.func.grad(loss)(*b) for b in batches]))
+    labels = targets.argmax(dim=2)
+    expected = torch.stack([infinite_class_loss(s, y) for s, y in zip(scores, labels, strict=True)])
+    torch.testing.assert_close(torch.vmap(infinite_class_loss)(scores, labels), expected)
 
 
 @EVERY_CHOICE
@@ -535,7 +577,7 @@ def test_with_integer_labels_the_loss_is_plain_cross_entropy(choice: dict[str, A
         [-row.log_softmax(dim=0)[label] for row, label in zip(scores, labels, strict=True)]
     )
     expected = getattr(expected, reduction)() if reduction != "none" else expected
-    for same in (labels, labels.int(), labels.to(torch.uint8)):
+    for same in (labels, labels.int(), labels.to(torch.uint8), labels.to(torch.uint16)):
         torch.testing.assert_close(criterion(scores, same), expected)
 
 

@@ -22,6 +22,7 @@ from icmixup import (
     Method,
     Mixer,
     Pairs,
+    cached_backward,
     draw_cutmix,
     draw_either,
     draw_mixup,
@@ -241,11 +242,30 @@ def test_every_class_of_smoothed_labels_has_its_own_focal_factor(
     torch.testing.assert_close(training_loss(model, images, labels, method), expected)
 
 
-@pytest.mark.parametrize("name", ["focal", "ldam", "erm-drw"])
-def test_half_precision_scores_have_the_loss_of_the_same_scores_in_float32(name: str, labels: Tensor) -> None:
-    scores = (3 * torch.randn(B, C)).bfloat16()
+class ToFloat32(nn.Module):
+    def forward(self, scores: Tensor) -> Tensor:
+        return scores.float()
+
+
+@EVERY_METHOD
+@pytest.mark.parametrize("shares", [False, True])
+def test_half_precision_scores_have_the_loss_of_the_same_scores_in_float32(
+    name: str, shares: bool, labels: Tensor
+) -> None:
+    images = (3 * torch.randn(B, 1, C, generator=seeded(1))).bfloat16()
+    model = nn.Sequential(nn.Identity(), nn.Flatten())  # the mixed images are the scores
+    targets = 0.9 * F.one_hot(labels, C) + 0.1 / C if shares else labels
     actual, expected = (
-        training_loss(nn.Identity(), x, labels, METHODS[name].at(1), COUNTS) for x in (scores, scores.float())
+        training_loss(
+            nn.Sequential(model, to),
+            images,
+            targets,
+            METHODS[name].at(1),
+            COUNTS,
+            generator=seeded(),
+            hidden=(model,),
+        )
+        for to in (nn.Identity(), ToFloat32())
     )
     assert actual.dtype == torch.float32
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
@@ -390,6 +410,20 @@ def test_label_smoothing_reaches_clean_and_mixed_targets(
     expected = infinite_class_loss(scores, targets, axes) if axes else soft(scores, targets)
     expected = expected + 0.5 * soft(model(images), F.one_hot(labels, C) * 0.8 + 0.2 / C)
     torch.testing.assert_close(training_loss(model, images, labels, method, generator=seeded()), expected)
+
+
+@pytest.mark.parametrize("num_virtual", [0, 7])
+def test_label_smoothing_only_changes_the_temperature_of_the_class_axis(
+    model: nn.Module, images: Tensor, labels: Tensor, num_virtual: int
+) -> None:
+    method = Method(draw="mixup", axes=("class",), num_virtual=num_virtual)
+    smoothed, sharper = replace(method, label_smoothing=0.2), replace(method, temperature=1 / 0.8)
+    actual, expected, other = (
+        training_loss(model, images, labels, form, COUNTS, generator=seeded())
+        for form in (smoothed, sharper, method)
+    )
+    torch.testing.assert_close(actual, expected)
+    assert actual != other
 
 
 @pytest.mark.parametrize("mode", ["elem", "pair"])
@@ -760,6 +794,29 @@ def test_tuples_and_dicts_are_mixed_tensor_by_tensor(labels: Tensor, name: str, 
     for batch in batches:
         actual = training_loss(model, batch, labels, name, COUNTS, generator=seeded())
         torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("inside", [(RIGHT,), [[RIGHT]], {"rows": RIGHT}], ids=["tuple", "list", "dict"])
+def test_tensors_inside_an_entry_are_refused_since_they_would_stay_unmixed(
+    labels: Tensor, inside: Any
+) -> None:
+    class Nested(nn.Module):
+        def forward(self, left: Tensor, inside: Any) -> Tensor:
+            while not isinstance(inside, Tensor):
+                inside = inside["rows"] if isinstance(inside, dict) else inside[0]
+            return TwoInputs()(left, inside)
+
+    batch, words = (
+        {"left": LEFT, "inside": inside},
+        f"'inside' is a {type(inside).__name__} with tensors inside",
+    )
+    training_loss(Nested(), batch, labels, "erm")
+    with pytest.raises(ValueError, match=words):
+        training_loss(Nested(), batch, labels, "ic-mixup")
+    with pytest.raises(ValueError, match=words):
+        Mixer("ic-mixup", C)(batch, labels)
+    with pytest.raises(ValueError, match=words):
+        cached_backward(Nested(), batch, lambda scores: scores.sum(), B)
 
 
 def test_one_joint_forward_of_a_dict(labels: Tensor) -> None:

@@ -132,6 +132,21 @@ def test_the_number_of_classes_may_come_from_numpy(images: Tensor, labels: Tenso
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
+@pytest.mark.slow
+def test_a_mixer_compiles_into_one_graph_and_takes_a_short_last_batch(images: Tensor, labels: Tensor) -> None:
+    torch.compiler.reset()
+    mixer = Mixer("ic-mixup", C)
+    criterion = mixer.criterion()
+
+    def step(images: Tensor, labels: Tensor) -> Tensor:
+        inputs, targets = mixer(images, labels)
+        return criterion(inputs.flatten(1)[:, :C], targets)
+
+    compiled = torch.compile(step, fullgraph=True, backend="eager")
+    for number in (6, 5, 3):
+        assert compiled(images[:number], labels[:number]).isfinite()
+
+
 def test_a_mixer_can_be_pickled(images: Tensor, labels: Tensor) -> None:
     mixer = Mixer("ic-mixup", C, COUNTS)
     torch.manual_seed(3)

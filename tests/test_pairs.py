@@ -115,9 +115,9 @@ def test_integer_one_hot_and_share_labels_agree() -> None:
     labels = some_labels(9)
     pairs = draw_mixup(labels, 1.0, mode="elem", generator=seeded())
     expected = mix_targets(labels, pairs, C)
-    for dtype in (torch.uint8, torch.int32, torch.int64):
+    for dtype in (torch.uint8, torch.uint16, torch.int32, torch.int64):
         assert mix_targets(labels.to(dtype), pairs, C).equal(expected)
-    for dtype in (torch.int64, torch.float32, torch.bool):
+    for dtype in (torch.uint16, torch.int64, torch.float32, torch.bool):
         one_hot = F.one_hot(labels, C).to(dtype)
         assert mix_targets(one_hot, pairs).equal(expected)
         assert mix_targets(one_hot, pairs, C).equal(expected)
@@ -153,6 +153,18 @@ def test_mixed_accuracy_is_the_loop() -> None:
         total += lam * (top == labels[i]).item() + (1 - lam) * (top == labels[pairs.partner[i]]).item()
     actual = mixed_accuracy(scores, mix_targets(labels, pairs, C)).item()
     assert actual == pytest.approx(total / 40, abs=1e-6)
+
+
+def test_mixed_accuracy_of_one_hot_integers_is_accuracy() -> None:
+    labels, scores = some_labels(40), torch.randn(40, C, generator=seeded(1))
+    expected = (scores.argmax(dim=1) == labels).float().mean()
+    for dtype in (torch.int64, torch.bool, torch.bfloat16):
+        assert mixed_accuracy(scores, F.one_hot(labels, C).to(dtype)).equal(expected)
+
+
+def test_labels_that_are_not_a_tensor_are_named() -> None:
+    with pytest.raises(TypeError, match=r"labels must be a torch.Tensor, got list"):
+        mix_targets([0, 1, 2, 3], PAIRS, C)  # type: ignore[arg-type]
 
 
 # Partners
@@ -259,6 +271,15 @@ def test_partner_and_lam_can_be_handed_in(draw: Callable[..., Pairs]) -> None:
     assert pairs.lam.equal(torch.ones(5))
     inputs = mix_inputs(numbered(5, 1, *SIZE), pairs)
     assert inputs.equal(numbered(5, 1, *SIZE))
+
+
+@EVERY_DRAW
+def test_the_default_device_need_not_be_that_of_the_labels(draw: Callable[..., Pairs]) -> None:
+    labels, partner = some_labels(4), torch.tensor([1, 0, 3, 2])
+    expected = draw(labels, mode="pair", partner=partner, generator=seeded())
+    with torch.device("meta"):
+        actual = draw(labels, mode="pair", partner=partner, generator=seeded())
+    assert all(a.equal(b) for a, b in zip(actual, expected, strict=True))
 
 
 @pytest.mark.parametrize("lam", [0.25, torch.tensor(0.25), torch.tensor([0.25])])
@@ -479,7 +500,8 @@ def test_prob_is_how_often_a_batch_is_mixed(draw: Callable[..., Pairs]) -> None:
 
 
 @pytest.mark.slow
-def test_a_whole_step_compiles_into_one_graph() -> None:
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_whole_step_compiles_into_one_graph_and_takes_a_short_last_batch(dynamic: bool | None) -> None:
     torch.compiler.reset()
 
     def step(images: Tensor, labels: Tensor) -> Tensor:
@@ -490,8 +512,9 @@ def test_a_whole_step_compiles_into_one_graph() -> None:
         remix = draw_remix(labels, 1.0, COUNTS)
         return loss + mixed_accuracy(images.mean(dim=(2, 3)), mix_targets(labels, remix, C))
 
-    compiled = torch.compile(step, fullgraph=True, backend="eager")
-    assert compiled(torch.randn(6, C, *SIZE), some_labels(6)).isfinite()
+    compiled = torch.compile(step, fullgraph=True, backend="eager", dynamic=dynamic)
+    for number in (6, 5, 3):
+        assert compiled(torch.randn(number, C, *SIZE), some_labels(number)).isfinite()
 
 
 # Bad input

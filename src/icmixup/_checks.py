@@ -1,7 +1,7 @@
 """Input validation: the values an argument may take, and errors that say what was given and what is expected.
 
-Values of tensors are only checked where that is free: on the CPU, and not while a compiler traces. On a GPU a
-check would make the host wait, and the step could not be captured in a CUDA graph.
+Values of tensors are only checked where that is free: on the CPU, and not while a compiler traces or within
+torch.vmap. On a GPU a check would make the host wait, and the step could not be captured in a CUDA graph.
 
 Importing this module does not import torch, so that the command line can validate its flags without it.
 """
@@ -34,10 +34,22 @@ SHARES_TOLERANCE = 0.02  # of a row's sum: bfloat16 rounds each of many shares b
 
 
 def can_look_at(values: Tensor) -> bool:
-    """Whether reading values is free: on the CPU, and not while a compiler traces."""
+    """Whether reading values is free and possible: on the CPU, and not while a compiler or vmap traces."""
     import torch
 
-    return values.device.type == "cpu" and not torch.compiler.is_compiling()
+    on_cpu = values.device.type == "cpu"
+    return on_cpu and not torch.compiler.is_compiling() and not is_batched(values)
+
+
+def is_batched(values: Tensor) -> bool:
+    """Whether torch.vmap hides a dimension of the values, possibly below other transforms of torch.func."""
+    from torch._C import _functorch
+
+    while _functorch.is_functorch_wrapped_tensor(values):
+        if _functorch.is_batchedtensor(values):
+            return True
+        values = _functorch.get_unwrapped(values)
+    return False
 
 
 def check_tensor(name: str, value: object) -> None:
@@ -84,7 +96,8 @@ def check_whole(name: str, value: object, least: int) -> None:
 def check_number(name: str, value: object, low: float, high: float, meaning: str, hint: str = "") -> None:
     """A finite real number within [low, high]; text, booleans and nan are refused too."""
     real = isinstance(value, Real) and not isinstance(value, bool)
-    if not (real and math.isfinite(value) and low <= value <= high):  # type: ignore[arg-type, operator]
+    # Not math.isfinite, which torch.compile(dynamic=True) cannot trace.
+    if not (real and -math.inf < value < math.inf and low <= value <= high):  # type: ignore[operator]
         raise ValueError(f"{name} must be {meaning}, got {value!r}{hint}")
 
 
@@ -134,8 +147,10 @@ def check_partner(partner: Tensor, labels: Tensor, mode: str) -> Tensor:
             f"partner ranges from {int(partner.min())} to {int(partner.max())}; expected indices of "
             f"the batch, 0 to {len(labels) - 1}"
         )
-    if mode == "pair" and can_look_at(partner) and not partner[partner].equal(torch.arange(len(partner))):
-        raise ValueError('mode "pair" needs mutual partners: partner[partner[i]] == i for every i')
+    if mode == "pair" and can_look_at(partner):
+        position = torch.arange(len(partner), device=partner.device)
+        if not partner[partner].equal(position):
+            raise ValueError('mode "pair" needs mutual partners: partner[partner[i]] == i for every i')
     return partner
 
 
@@ -167,7 +182,8 @@ def check_labels(labels: Tensor, num_classes: int) -> None:
 def check_fits(weight: Tensor, images: Tensor) -> None:
     # Torch would silently broadcast images whose dimensions are 1.
     if weight.dim() != images.dim() or any(
-        w not in (1, n) for w, n in zip(weight.shape, images.shape, strict=True)
+        w != 1 and w != n  # not "in", which compares symbols of torch.compile by identity
+        for w, n in zip(weight.shape, images.shape, strict=True)
     ):
         raise ValueError(
             f"images have shape {tuple(images.shape)} but the pairs' weight has shape {tuple(weight.shape)}; "
@@ -256,7 +272,8 @@ def check_shares(name: str, shares: Tensor) -> None:
     """Rows of class shares are not negative and sum to 1, within what half precision can hold."""
     if not can_look_at(shares):
         return
-    total, least = shares.detach().double().sum(dim=1), shares.detach().amin(dim=1)
+    values = shares.detach().double()  # torch finds no minimum of uint16
+    total, least = values.sum(dim=1), values.amin(dim=1)
     wrong = ~((total - 1).abs() <= SHARES_TOLERANCE) | (least < -SHARES_TOLERANCE)
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])

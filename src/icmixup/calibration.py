@@ -117,7 +117,8 @@ def check_scored(scores: Tensor, labels: Tensor) -> None:
             f"{bad} of {len(scores)} images have scores that are nan or infinite; the model has diverged or "
             "its scores overflow: try a lower learning rate or a higher precision"
         )
-    lowest, highest = int(labels.min()), int(labels.max())
+    whole = labels.long()  # torch finds no minimum of uint16
+    lowest, highest = int(whole.min()), int(whole.max())
     if lowest < 0 or highest >= scores.shape[1]:
         raise ValueError(
             f"labels range from {lowest} to {highest}, but the classes are 0 to {scores.shape[1] - 1}; "

@@ -88,12 +88,29 @@ def first_tensor(inputs: Inputs) -> Tensor:
 def map_tensors(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
     """The same structure with `function` applied to the tensors that named_tensors lists, in its order."""
 
-    def apply(entry: object) -> object:
+    def apply(name: object, entry: object) -> object:
+        if not isinstance(entry, Tensor):
+            check_no_tensor_within(name, entry)
         return function(entry) if isinstance(entry, Tensor) and entry.dim() > 0 else entry
 
     if isinstance(inputs, Tensor):
         return function(inputs)
     if isinstance(inputs, Mapping):
-        return {name: apply(entry) for name, entry in inputs.items()}
-    entries = [apply(entry) for entry in inputs]
+        return {name: apply(name, entry) for name, entry in inputs.items()}
+    entries = [apply(name, entry) for name, entry in enumerate(inputs)]
     return entries if isinstance(inputs, list) else tuple(entries)
+
+
+def check_no_tensor_within(name: object, entry: object) -> None:
+    """Refuse tensors that would silently stay whole where others are mixed or split."""
+    if holds_tensor(entry):
+        raise ValueError(
+            f"input {name!r} is a {type(entry).__name__} with tensors inside; pass every tensor as an entry "
+            "of its own, since only tensors directly in the tuple or dict of inputs are mixed and split"
+        )
+
+
+def holds_tensor(entry: object) -> bool:
+    if isinstance(entry, Mapping):
+        return any(map(holds_tensor, entry.values()))
+    return isinstance(entry, Tensor) or (isinstance(entry, list | tuple) and any(map(holds_tensor, entry)))

@@ -104,14 +104,17 @@ def split_rows(inputs: Inputs, part_size: int) -> list[Inputs]:
 
 @contextmanager
 def keep_buffers(model: nn.Module) -> Iterator[None]:
-    """Restore running statistics and other buffers at the end."""
-    buffers = list(model.buffers())
-    before = [buffer.clone() for buffer in buffers]
+    """Restore running statistics and other buffers at the end, whether they are changed in place or replaced
+    by new tensors."""
+    buffers = [(module, *entry) for module in model.modules() for entry in module._buffers.items()]
+    before = [None if buffer is None else buffer.clone() for _, _, buffer in buffers]
     try:
         yield
     finally:
-        for buffer, value in zip(buffers, before, strict=True):
-            buffer.copy_(value)
+        for (module, name, buffer), value in zip(buffers, before, strict=True):
+            module._buffers[name] = buffer
+            if buffer is not None and value is not None:
+                buffer.copy_(value)
 
 
 def unsynchronised(model: nn.Module) -> AbstractContextManager[None]:

@@ -299,12 +299,15 @@ def among_classes(
     """The paper's two extra baselines (Sec. 4.1): each own classifier among original classes.
 
     The sources of a pair are the two largest shares of its target; a pair within one class has one source.
+    Label smoothing gives every class a share, so the lowest of three or more is not that of a source.
     """
     own = (scores * targets).sum(dim=1, keepdim=True)
     negative_scores = scores
     if negatives == ("sources",):
         share, source = targets.topk(min(2, targets.shape[1]), dim=1)
-        negative_scores = scores.gather(1, source).masked_fill(share == 0, -torch.inf)
+        floor = targets.amin(dim=1, keepdim=True) if targets.shape[1] > 2 else torch.zeros_like(share)
+        alone = (share <= floor) & (share < share[:, :1])
+        negative_scores = scores.gather(1, source).masked_fill(alone, -torch.inf)
         same = share == 1
     else:
         same = targets == 1

@@ -98,9 +98,11 @@ class Mixer:
         return f"Mixer({self.method}, num_classes={self.num_classes})"
 
     def _reseed_in_a_worker(self) -> None:
+        if self.generator is None:
+            return
         # Workers start with copies of the generator in the same state, in every epoch anew.
         worker = get_worker_info()
-        if worker is not None and self.generator is not None and worker.seed != self._worker_seed:
+        if worker is not None and worker.seed != self._worker_seed:
             self._worker_seed = worker.seed
             self.generator.manual_seed((self.generator.initial_seed() + worker.seed) % 2**63)
 

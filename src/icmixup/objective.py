@@ -24,6 +24,7 @@ from icmixup.pairs import (
     draw_virtual,
     leave_unmixed,
     mix_targets,
+    smooth,
 )
 
 EFFECTIVE_BETA = 0.9999  # of Cui et al. (2019), as in the code of LDAM
@@ -154,7 +155,7 @@ def forward(
 def clean_loss(scores: Tensor, labels: Tensor, method: Method, class_counts: Tensor | None) -> Tensor:
     """Cross-entropy of unmixed images."""
     if labels.dim() == 2:
-        labels = class_shares(labels, scores.shape[1], scores.dtype)
+        labels = class_shares(labels, scores.shape[1], torch.promote_types(scores.dtype, torch.float32))
     else:
         # Torch would silently skip labels of -100.
         check_labels(labels, scores.shape[1])
@@ -166,7 +167,7 @@ def clean_loss(scores: Tensor, labels: Tensor, method: Method, class_counts: Ten
 def cross_entropy(
     scores: Tensor, labels: Tensor, method: Method, class_counts: Tensor | None, label_smoothing: float = 0.0
 ) -> Tensor:
-    """Cross-entropy with the method's margin, focal factor and class weights, if it has any:
+    """Cross-entropy, in float32 or float64, with the method's margin, focal factor and class weights, if any:
 
         - sum_ic w_c y_ic (1 - p_ic)^gamma log p_ic / sum_ic w_c y_ic      p = softmax(S - m Y)
 
@@ -176,9 +177,9 @@ def cross_entropy(
         class_counts: (C,), for margins m and weights w.
     """
     weighed = method.class_sizes == "effective"
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if not (method.margin or method.focal_gamma or weighed):
         return F.cross_entropy(scores, labels, label_smoothing=label_smoothing)
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     shares = labels if labels.dim() == 2 else F.one_hot(labels, scores.shape[1])
     shares = shares.to(scores.dtype)
     shares = (1 - label_smoothing) * shares + label_smoothing / scores.shape[1]
@@ -231,6 +232,7 @@ def mixed_loss(
     if method.num_virtual:
         counts = torch.ones(scores.shape[1], device=scores.device) if class_counts is None else class_counts
         virtual = draw_virtual(counts, method.num_virtual, method.alpha, generator)
+        virtual = smooth(virtual, method.label_smoothing)
     return infinite_class_loss(
         adjust(scores, method.class_sizes == "adjust", class_counts, method.adjust_tau),
         targets,

@@ -253,12 +253,11 @@ def mix_targets(
     Returns:
         (B, C) class shares.
     """
+    check_tensor("labels", labels)
     if len(labels) != len(pairs.partner):
         raise ValueError(f"{len(labels)} labels but {len(pairs.partner)} pairs; draw the pairs of this batch")
     check_smoothing(label_smoothing)
-    shares = class_shares(labels, num_classes, pairs.lam.dtype)
-    if label_smoothing:
-        shares = shares * (1 - label_smoothing) + label_smoothing / shares.shape[1]
+    shares = smooth(class_shares(labels, num_classes, pairs.lam.dtype), label_smoothing)
     return torch.lerp(shares[pairs.partner], shares, pairs.lam[:, None])
 
 
@@ -272,12 +271,13 @@ def mixed_accuracy(scores: Tensor, targets: Tensor) -> Tensor:
         scores: (B, C).
         targets: (B, C) class shares, as from mix_targets.
     """
-    if scores.shape != targets.shape:
+    if scores.dim() != 2 or scores.shape != targets.shape:
         raise ValueError(
             f"scores have shape {tuple(scores.shape)} but targets have shape {tuple(targets.shape)}; "
             "expected (B, C) for both"
         )
-    return targets.gather(1, scores.argmax(dim=1, keepdim=True)).mean()
+    shares = targets.gather(1, scores.argmax(dim=1, keepdim=True))
+    return shares.to(torch.promote_types(shares.dtype, torch.float32)).mean()
 
 
 def class_shares(labels: Tensor, num_classes: int | None, dtype: torch.dtype) -> Tensor:
@@ -294,6 +294,13 @@ def class_shares(labels: Tensor, num_classes: int | None, dtype: torch.dtype) ->
         )
     check_labels(labels, num_classes)
     return F.one_hot(labels.long(), num_classes).to(dtype)
+
+
+def smooth(shares: Tensor, label_smoothing: float) -> Tensor:
+    """Spread this part of (B, C) shares over all classes."""
+    if not label_smoothing:
+        return shares
+    return shares * (1 - label_smoothing) + label_smoothing / shares.shape[1]
 
 
 def like_inputs(weight: Tensor, inputs: Tensor) -> Tensor:
@@ -337,8 +344,10 @@ def draw_uniform(
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Uniform numbers in [0, 1), drawn on the generator's device."""
-    place = generator.device if generator is not None else device
-    return torch.rand(shape, generator=generator, device=place, dtype=dtype).to(device)
+    if generator is None:
+        # Without the argument: compiled code with it cannot take a batch of another size.
+        return torch.rand(shape, device=device, dtype=dtype)
+    return torch.rand(shape, generator=generator, device=generator.device, dtype=dtype).to(device)
 
 
 def draw_partner(labels: Tensor, mode: Mode, generator: torch.Generator | None) -> Tensor:

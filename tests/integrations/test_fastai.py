@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 pytest.importorskip("fastai")
-from fastai.callback.core import Callback, CancelFitException
+from fastai.callback.core import Callback, CancelBatchException, CancelFitException
 from fastai.callback.training import GradientAccumulation
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
@@ -75,27 +75,34 @@ def test_accumulation_is_the_mean_of_its_batches():
     torch.testing.assert_close(keep.gradients, mean_gradients(*digits(16), parts=2))
 
 
-class StopOnce(Callback):
-    """Stops the first fit in its first batch: as fastai's callbacks do, or as Ctrl-C does."""
+class Stop(Callback):
+    """Stops the first batch at an event: as fastai's callbacks do, or as Ctrl-C does."""
 
-    def __init__(self, error: type[BaseException]) -> None:
+    order = 100  # after the other callbacks
+
+    def __init__(self, event: str, error: type[BaseException]) -> None:
+        setattr(self, event, self.stop)
         self.error: type[BaseException] | None = error
 
-    def before_batch(self) -> None:
+    def stop(self) -> None:
         if self.error is not None:
             error, self.error = self.error, None
             raise error
 
 
-@pytest.mark.parametrize("error", [CancelFitException, KeyboardInterrupt])
-def test_an_interrupted_fit_does_not_lose_the_learners_loss(error):
-    learner = make_learner(MixBatches("ic-mixup"), StopOnce(error))
+@pytest.mark.parametrize("error", [CancelBatchException, CancelFitException, KeyboardInterrupt])
+@pytest.mark.parametrize("event", ["before_batch", "after_pred", "after_loss"])
+def test_an_interrupted_fit_leaves_the_learner_its_loss_and_its_probabilities(event, error):
+    learner = make_learner(MixBatches("ic-mixup"), Stop(event, error))
     own = learner.loss_func
     if error is KeyboardInterrupt:
         with pytest.raises(KeyboardInterrupt):
             learner.fit(1)
     else:
         learner.fit(1)
+    probabilities, _ = learner.get_preds()
+    torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(16))
+    assert learner.loss_func is own
     learner.fit(1)
     assert learner.loss_func is own
 

@@ -131,3 +131,10 @@ def test_a_batch_of_another_structure_is_named():
     loader = DataLoader([{"image": torch.zeros(1, 8, 8), "label": 0}] * 4, 4)
     with pytest.raises(ValueError, match=r"\(inputs, labels\), got dict; override mix_batch"):
         trainer(max_epochs=1).fit(Classifier(), loader)
+
+
+def test_a_mixin_behind_the_module_is_refused_since_nothing_would_be_mixed():
+    with pytest.raises(TypeError, match=r"class Wrong\(MixupMixin, LightningModule\)"):
+        type("Wrong", (L.LightningModule, MixupMixin), {})
+    own = type("LightningModule", (MixupMixin, L.LightningModule), {})
+    assert issubclass(type("Right", (own,), {}), MixupMixin)

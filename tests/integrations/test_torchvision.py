@@ -117,6 +117,14 @@ def test_batches_that_cannot_be_mixed_are_named(batch, message):
         mix(*batch) if isinstance(batch, tuple) else mix(batch)
 
 
+@pytest.mark.parametrize("change", [torch.Tensor.int, lambda labels: labels[:, None][:, 0]])
+def test_labels_that_are_not_in_the_batch_are_refused_since_they_would_stay_unmixed(change):
+    images, labels = shown_labels(4)
+    mix = MixBatch(num_classes=5, labels_getter=lambda batch: change(batch["class"]))
+    with pytest.raises(ValueError, match=r"shape \(4,\) that is not in the batch"):
+        mix({"image": images, "class": labels})
+
+
 def test_masks_and_boxes_are_refused():
     images, labels = shown_labels(4)
     with pytest.raises(ValueError, match="contains Mask"):

@@ -152,6 +152,29 @@ def test_evaluation_is_cross_entropy_of_integer_labels(tmp_path):
     assert trainer.model.config.problem_type in (None, "single_label_classification")
 
 
+class Renamed(torch.nn.Module):
+    """A model whose labels have another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vit = make_model()
+
+    def forward(self, pixel_values: torch.Tensor, target: torch.Tensor | None = None) -> Any:
+        assert target is None or not self.training, "labels of a training batch reach the model"
+        return self.vit(pixel_values, labels=target)
+
+
+def test_labels_of_another_name_train_and_evaluate_as_labels_do(tmp_path):
+    data = [{"pixel_values": i["pixel_values"], "target": i["labels"]} for i in Images(16)]
+    losses = []
+    for model, of_model, names in ((None, None, None), (Renamed(), data, ["target"])):
+        generator = torch.Generator().manual_seed(0)
+        settings = {"label_names": names, "per_device_train_batch_size": 16}
+        trainer = make_trainer(tmp_path, "ic-mixup", model, of_model, generator=generator, **settings)
+        losses += [(trainer.train().training_loss, trainer.evaluate()["eval_loss"])]
+    assert losses[0] == pytest.approx(losses[1])
+
+
 def test_soft_targets_in_evaluation_are_refused_with_what_to_pass(tmp_path):
     soft = Images(8)
     soft.labels = F.one_hot(soft.labels, C).float()
@@ -209,3 +232,10 @@ def test_text_is_mixed_at_a_hidden_layer_and_classified_above_chance(method, acc
     trainer.train()
     prediction = trainer.predict(Words(200))
     assert (prediction.predictions.argmax(axis=1) == prediction.label_ids).mean() > accuracy  # chance is 0.25
+
+
+def test_a_mixin_behind_the_trainer_is_refused_since_nothing_would_be_mixed():
+    with pytest.raises(TypeError, match=r"class Wrong\(MixupTrainerMixin, Trainer\)"):
+        type("Wrong", (Trainer, MixupTrainerMixin), {})
+    own = type("Trainer", (MixupTrainerMixin, Trainer), {})
+    assert issubclass(type("Right", (own,), {}), MixupTrainerMixin)

@@ -57,23 +57,30 @@ class MixBatches(Callback):
                 "the DataLoaders have no number of classes (dls.c); pass num_classes to MixBatches"
             )
         self.mixer = Mixer(self.method, num_classes, self.class_counts, generator=self.generator)
+        self.criterion = self.mixer.criterion()
 
-    def before_train(self) -> None:
-        self.restore_loss()  # an earlier fit may have been interrupted
-        self.clean_loss, self.learn.loss_func = self.learn.loss_func, self.mixer.criterion()
+    # Only while the loss of a training batch is computed: fastai runs no events after Ctrl-C or an error, and
+    # predictions would lack the activation of the Learner's loss.
+
+    def after_pred(self) -> None:
+        self.restore_loss()
+        self.clean_loss, self.learn.loss_func = self.learn.loss_func, self.criterion
+
+    def after_loss(self) -> None:
+        self.restore_loss()
+
+    def after_cancel_batch(self) -> None:
+        self.restore_loss()
+
+    def before_validate(self) -> None:
+        self.restore_loss()
+
+    def after_fit(self) -> None:
+        self.restore_loss()
 
     def restore_loss(self) -> None:
         if self.clean_loss is not None:
             self.learn.loss_func, self.clean_loss = self.clean_loss, None
-
-    def after_train(self) -> None:
-        self.restore_loss()
-
-    def after_cancel_train(self) -> None:
-        self.restore_loss()
-
-    def after_cancel_fit(self) -> None:
-        self.restore_loss()
 
     def before_batch(self) -> None:
         if len(self.xb) != 1 or len(self.yb) != 1:

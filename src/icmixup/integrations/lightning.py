@@ -24,6 +24,7 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from icmixup import Mixer, cached_backward
+from icmixup.integrations._mixins import check_in_front
 from icmixup.integrations._versions import require
 
 require("lightning", "pytorch-lightning")
@@ -39,6 +40,10 @@ class MixupMixin:
     """
 
     mixer: Mixer
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_in_front(cls, MixupMixin, "LightningModule")
 
     def mix_batch(self, batch: Any) -> Any:
         """(inputs, labels) to (mixed inputs, (B, C) targets)."""

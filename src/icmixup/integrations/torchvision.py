@@ -38,8 +38,9 @@ class MixBatch(v2.Transform):
         method: a Method, or a name of METHODS.
         num_classes: C.
         class_counts: (C,) training images of each class; needed for Remix.
-        labels_getter: from the arguments of a call to its (B,) labels or (B, C) shares. By default the second
-            item of a tuple, or the item "labels" or "label" of a dict.
+        labels_getter: from the arguments of a call to its (B,) labels or (B, C) shares, a tensor of the batch
+            itself and not a copy. By default the second item of a tuple, or the item "labels" or "label" of a
+            dict.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class MixBatch(v2.Transform):
         labels = self.labels_getter(batch)
         leaves, structure = tree_flatten(batch)
         place, images = find_images(leaves, labels)
+        check_among(leaves, labels)
         mixed, targets = self.mixer(images.as_subclass(Tensor), labels)
         if isinstance(images, tv_tensors.TVTensor):
             mixed = tv_tensors.wrap(mixed, like=images)
@@ -100,6 +102,16 @@ def find_labels(batch: Any) -> Any:
             'the key "labels", or a labels_getter'
         )
     return batch[names[0]]
+
+
+def check_among(leaves: list[Any], labels: Tensor) -> None:
+    """Refuse labels that are not in the batch: its images would be mixed, and its labels would not."""
+    if not any(leaf is labels for leaf in leaves):
+        raise ValueError(
+            f"labels_getter returned a tensor of shape {tuple(labels.shape)} that is not in the batch, so "
+            "mixed targets cannot take its place; return the tensor of the batch itself, and convert or "
+            "reshape labels before MixBatch"
+        )
 
 
 def find_images(leaves: list[Any], labels: Any) -> tuple[int, Tensor]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from icmixup import Method, training_loss
+from icmixup.integrations._mixins import check_in_front
 from icmixup.integrations._versions import require
 from icmixup.methods import find_method
 
@@ -42,6 +43,10 @@ class MixupTrainerMixin:
     # This attribute tells current versions; model_accepts_loss_kwargs, below, tells versions since 4.48.
     loss_is_scaled_for_ga = False
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_in_front(cls, MixupTrainerMixin, "Trainer")
+
     def __init__(
         self,
         *args: Any,
@@ -67,6 +72,11 @@ class MixupTrainerMixin:
                 f"method=dataclasses.replace(METHODS[...], label_smoothing={smoothing}) instead"
             )
 
+    def name_of_labels(self, inputs: dict[str, Any]) -> str:
+        """Of the labels in a batch: "labels", or the name that TrainingArguments or the model gives them."""
+        names = ("labels", *(getattr(self, "label_names", None) or ()))
+        return next((name for name in names if inputs.get(name) is not None), "labels")
+
     def compute_loss(
         self,
         model: nn.Module,
@@ -75,14 +85,14 @@ class MixupTrainerMixin:
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         if not model.training or return_outputs:
-            check_integer_labels(inputs.get("labels"))
+            check_integer_labels(inputs.get(self.name_of_labels(inputs)))
             return super().compute_loss(model, inputs, return_outputs)  # type: ignore[misc]
         inputs = dict(inputs)
-        labels = inputs.pop("labels", None)
+        labels = inputs.pop(self.name_of_labels(inputs), None)
         if labels is None:
             raise ValueError(
                 f'the training batch has no "labels", only {", ".join(map(repr, inputs))}; a dataset of the '
-                'Trainer names its labels "labels" or "label", or TrainingArguments(label_names=...) does'
+                'Trainer names its labels "labels" or "label", or TrainingArguments(label_names=[...]) does'
             )
         return training_loss(
             model,
