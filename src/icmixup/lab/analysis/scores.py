@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import TRIALS_FOLDER, Row, Run, write_atomically
 from icmixup.lab.training.step import to_device
 from icmixup.lab.training.stored import FOLDS_FILE, read_run_names
-from icmixup.lab.training.trained import find_run, load_run_weights
+from icmixup.lab.training.trained import find_run, load_run_data, load_run_weights
 
 LAMS = tuple(step / 10 for step in range(11))
 
@@ -136,23 +136,6 @@ def expand_comparisons(folders: Sequence[Path]) -> list[Path]:
         what = "a file" if folders[0].is_file() else "the folder of trials"
         raise ValueError(f"{folders[0]} is {what}; pass folders of finished runs or of comparisons")
     return list(dict.fromkeys(found))
-
-
-def load_run_data(run: Run, load: Callable[[Recipe], Dataset]) -> Dataset:
-    """The dataset that the run was trained and tested on."""
-    try:
-        data = load(run.recipe)
-    except (ValueError, OSError) as error:
-        raise ValueError(
-            f"{run.folder} was trained on {run.recipe.dataset}, which cannot be loaded: {error}; "
-            "pass the folder that has it with --data-dir"
-        ) from error
-    if run.identity is not None and run.identity.data != data.fingerprint:
-        raise ValueError(
-            f"{run.folder} was trained on other images of {run.recipe.dataset} (fingerprint "
-            f"{run.identity.data}, now {data.fingerprint}); restore them, or pass --data-dir"
-        )
-    return data
 
 
 def load_model(run: Run, data: Dataset, device: torch.device) -> nn.Module:

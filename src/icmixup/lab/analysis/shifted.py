@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from icmixup.calibration import negative_log_likelihood
 from icmixup.lab.analysis.corruptions import check_corruptions, check_strengths, corrupt
 from icmixup.lab.analysis.other_images import OtherImages, confidence, list_others, read_blocks, separation
-from icmixup.lab.analysis.scores import expand_comparisons, line_names, load_model, load_run_data
+from icmixup.lab.analysis.scores import expand_comparisons, line_names, load_model
 from icmixup.lab.analysis.stored_evaluation import (
     Stored,
     add_entry,
@@ -48,7 +48,7 @@ from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.inputs import inputs_of
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Run
-from icmixup.lab.training.trained import Trained, find_run
+from icmixup.lab.training.trained import Trained, find_run, load_run_data
 
 BLOCK_PIXELS = {"cpu": 1 << 20, "cuda": 1 << 24}  # of the images that are corrupted at a time
 BLOCK_IMAGES = 1000

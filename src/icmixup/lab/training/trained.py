@@ -19,12 +19,15 @@ from PIL import Image
 from torch import Tensor, nn
 
 from icmixup.lab.augment import normalise
+from icmixup.lab.datasets import Dataset, is_named
 from icmixup.lab.datasets.folder import find_images
+from icmixup.lab.datasets.hub import PREFIX
 from icmixup.lab.images.decode import FORMATS, describe_error, read_center, to_square
 from icmixup.lab.models import build_model, portable_name
 from icmixup.lab.training.evaluate import evaluation_mode
 from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.inputs import InputFormat, read_inputs
+from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Run, read_identity, write_atomically
 from icmixup.lab.training.step import to_device
 from icmixup.lab.training.stored import read_recipe_file, read_run_names
@@ -187,6 +190,29 @@ def find_run(folder: Path) -> Run:
             "started it again to resume"
         )
     return run
+
+
+def load_run_data(run: Run, load: Callable[[Recipe], Dataset]) -> Dataset:
+    """The dataset that the run was trained and tested on; a ValueError says what to do if it is not there."""
+    name = run.recipe.dataset
+    stored = is_named(name) or name.startswith(PREFIX)  # in --data-dir
+    try:
+        data = load(run.recipe)
+    except (ValueError, OSError) as error:
+        remedy = (
+            "pass the folder that has it with --data-dir"
+            if stored
+            else "run the command where that path exists, or make it a link to the images"
+        )
+        raise ValueError(
+            f"{run.folder} was trained on {name}, which cannot be loaded: {error}; {remedy}"
+        ) from error
+    if run.identity is not None and run.identity.data != data.fingerprint:
+        raise ValueError(
+            f"{run.folder} was trained on other images of {name} (fingerprint {run.identity.data}, now "
+            f"{data.fingerprint}); restore them{', or pass --data-dir' if stored else ''}"
+        )
+    return data
 
 
 def describe_folder(folder: Path) -> str:
