@@ -191,8 +191,8 @@ def check_no_repetition(runs: Sequence[Run]) -> None:
     for run in runs:
         if (other := first.setdefault(run.recipe, run)) is not run:
             raise ValueError(
-                f"{other.folder} and {run.folder} are runs of the same recipe and seed, of other versions "
-                "of icmixup, devices or precisions; pass the folders of the runs to use"
+                f"{other.folder} and {run.folder} are runs of the same recipe and seed, on other images, "
+                "or of other versions of icmixup, devices or precisions; pass the folders of the runs to use"
             )
 
 
@@ -230,6 +230,14 @@ def check_same_test_images(groups: Sequence[Sequence[Run]], load: LoadData) -> N
         source = data.test.file_names or data.name
         about = f"{run.folder} on {data.name} ({len(data.test)} images of {data.num_classes} classes)"
         seen.setdefault(json.dumps([data.class_names, source, data.test.labels.tolist()]), about)
+    part = next((run for group in groups for run in group if run.recipe.fold is not None), None)
+    if len(seen) > 1 and part is not None:
+        name = f"*-fold{part.recipe.fold}of{part.recipe.folds}.*.s{part.recipe.seed}.*"
+        raise ValueError(
+            f"the runs were tested on {len(seen)} different sets of images, since every fold and seed of "
+            "--folds has its own; evaluate the runs of one fold and seed at a time, such as "
+            f"{part.folder.parent / name}"
+        )
     if len(seen) > 1:
         raise ValueError(
             f"the runs were tested on {len(seen)} different sets of images: {'; '.join(seen.values())}; "

@@ -30,7 +30,7 @@ from icmixup.lab.training.inputs import InputFormat, read_inputs
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Run, read_identity, write_atomically
 from icmixup.lab.training.step import to_device
-from icmixup.lab.training.stored import read_recipe_file, read_run_names
+from icmixup.lab.training.stored import FOLDS_FILE, read_recipe_file, read_run_names
 
 BATCH = 256
 EXPORT_SUFFIX = ".safetensors"
@@ -222,6 +222,9 @@ def describe_folder(folder: Path) -> str:
     if (folder / "comparison.json").exists():
         inside = [str(folder.parent / name) for name in read_run_names(folder / "comparison.json")]
         return f"is a comparison of {len(inside)} runs" + (f" such as {inside[0]}" if inside else "")
+    if (folder / FOLDS_FILE).exists():
+        inside = [str(folder.parent / name) for name in read_run_names(folder / FOLDS_FILE)]
+        return f"has the results of {len(inside)} folds, each a run of its own, such as {inside[0]}"
     inside = sorted(path.parent.name for path in folder.glob("*/recipe.json"))
     return f"contains {len(inside)} runs such as {inside[0]}" if inside else "is not the folder of a run"
 
