@@ -22,7 +22,7 @@ from forked import started_command
 
 from icmixup.lab.cli import COMMANDS, compare, explain, main, parse
 from icmixup.lab.cli.compare import CompareFlags
-from icmixup.lab.cli.data import check_folder, last_batch_warning
+from icmixup.lab.cli.data import check_folder, check_out_apart, last_batch_warning
 from icmixup.lab.cli.shared import default_recipe
 from icmixup.lab.training.recipe import QUICK, RECIPES, Afterwards, CrossValidation, Fingerprints, Recipe
 
@@ -128,6 +128,26 @@ def test_at_most_three_folders_are_suggested_for_a_path_that_does_not_exist(tmp_
     with pytest.raises(ValueError, match="does not exist; did you mean") as error:
         check_folder(str(tmp_path / "photos"))
     assert str(error.value).count(str(tmp_path / "photos")) == 1 + 3
+
+
+@pytest.mark.parametrize("command", ["compare", "train"])
+def test_runs_may_not_become_a_class_of_the_images(
+    command: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    for name in ("cats/1.png", "dogs/2.png"):
+        for folder in (here / "photos", here / "split" / "train", here / "split" / "test"):
+            (folder / name).parent.mkdir(parents=True)
+            (folder / name).touch()
+    monkeypatch.chdir(here / "photos")
+    for out in ("runs", ".", "cats/runs", "../split/../photos/runs"):
+        assert main([command, ".", "--out", out]) == 2
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert f"--out {out} is among the classes of ., and would be read as one of them" in last
+        assert last.endswith("--out ../runs")
+    for dataset, out in ((".", "../runs"), (".", ".runs"), ("../split", "../split/runs"), ("digits", "runs")):
+        check_out_apart(dataset, Path(out))
+    with pytest.raises(ValueError, match=r"among the classes of \.\./split/test"):
+        check_out_apart("../split", Path("../split/test/runs"))
 
 
 @pytest.mark.parametrize(("args", "wanted"), MISTAKES, ids=[" ".join(args) for args, _ in MISTAKES])

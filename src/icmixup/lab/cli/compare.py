@@ -217,7 +217,13 @@ def make_plan(
         given: fields whose flags were given.
         started: when the command began, by time.monotonic.
     """
-    from icmixup.lab.cli.data import load_data, settle_augmentation, settle_batch_size, settle_image_size
+    from icmixup.lab.cli.data import (
+        check_out_apart,
+        load_data,
+        settle_augmentation,
+        settle_batch_size,
+        settle_image_size,
+    )
     from icmixup.lab.comparison.compare import default_methods, pick_baseline
     from icmixup.lab.comparison.folds import first_fold
     from icmixup.lab.models import find_builder
@@ -231,6 +237,7 @@ def make_plan(
     pick_device(execution.device)  # before anything is loaded
     if recipe.model != LINEAR:
         find_builder(recipe.model)  # a mistyped name is reported before the data is read
+    check_out_apart(recipe.dataset, execution.out)
     recipe = settle_image_size(recipe, execution.data_dir, execution.device)
     if recipe.train == "head":
         check_feature_methods(named)

@@ -76,7 +76,13 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str] = ()) 
         given: fields whose flags were given, as opposed to those with the recipe's values.
     """
     recipe = resolve_recipe(flags.run_recipe(), recipe_name)
-    from icmixup.lab.cli.data import load_data, settle_augmentation, settle_batch_size, settle_image_size
+    from icmixup.lab.cli.data import (
+        check_out_apart,
+        load_data,
+        settle_augmentation,
+        settle_batch_size,
+        settle_image_size,
+    )
     from icmixup.lab.comparison.overview import describe_leak
     from icmixup.lab.models import find_builder
     from icmixup.lab.sweep import check_out, delete_runs, describe_reuse, find_finished
@@ -91,6 +97,7 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str] = ()) 
     device = pick_device(flags.where.device)
     if recipe.model != LINEAR:
         find_builder(recipe.model)  # a mistyped name is reported before the data is read
+    check_out_apart(recipe.dataset, flags.out)
     recipe = settle_image_size(recipe, flags.where.data_dir, flags.where.device)
     data = load_data(recipe, flags.where.data_dir)
     recipe = settle_augmentation(recipe, data, recipe_name, given)
