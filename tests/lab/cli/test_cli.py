@@ -81,6 +81,12 @@ def test_train_prints_one_line_with_its_folder(here: Path, capsys: pytest.Captur
     assert f"epoch 1/1  loss {row['loss']:.3f}  accuracy {row['accuracy']:.1f}" in line
 
 
+def test_a_refused_run_leaves_no_folder(here: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["train", "--per-class", "5", "--batch-size", "64"]) == 2
+    assert "batch_size is 64, but digits has only 50" in capsys.readouterr().err
+    assert not (here / "runs").exists()
+
+
 def test_fresh_trains_again_what_is_kept_otherwise(here: Path):
     args = ["train", "--recipe", "quick", "--dataset", "digits", *TINY]
 

@@ -88,7 +88,7 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str] = ()) 
     from icmixup.lab.sweep import check_out, delete_runs, describe_reuse, find_finished
     from icmixup.lab.sweep.local import run_and_end
     from icmixup.lab.sweep.progress import Display
-    from icmixup.lab.training.loop import train
+    from icmixup.lab.training.loop import check_sizes, train
     from icmixup.lab.training.ranks import pick_device, world_size
 
     if world_size() > 1 and flags.where.fresh:
@@ -102,6 +102,7 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str] = ()) 
     data = load_data(recipe, flags.where.data_dir)
     recipe = settle_augmentation(recipe, data, recipe_name, given)
     recipe = settle_batch_size(recipe, len(data.train), given)
+    check_sizes(recipe, data)  # before the run has a folder, which would stay behind unfinished
     execution = make_execution(flags.out, flags.where)
     recipe, data = prepare_data(recipe, data, execution)
     execution = dataclasses.replace(execution, dataset=data)
