@@ -242,6 +242,14 @@ def test_a_closed_pipe_is_not_an_error(args: list[str], tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_a_table_is_printed_in_encodings_without_its_signs(tmp_path: Path):
+    args = ["compare", *TINY, "--methods", "erm", "mixup", "--seeds", "1", "--workers", "1", "--no-report"]
+    done = icmixup(*args, folder=tmp_path, PYTHONIOENCODING="latin-1", OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    assert "accuracy %" in done.stdout
+    assert "\\u2192 scaled" in done.stdout  # an arrow
+
+
 def test_under_torchrun_only_one_rank_prints(tmp_path: Path):
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     methods = ["--methods", "erm", "mixup", "ic-mixup", "--seeds", "1", "--device", "cpu"]
