@@ -345,6 +345,22 @@ def test_help_is_grouped_with_the_most_important_options_first(command: str):
     assert 5 < len(re.findall(r"^\W{2}(?:-h, )?--", first, re.M)) <= 16  # two rules, --help and thirteen
 
 
+@pytest.mark.parametrize("command", ["compare", "train"])
+def test_a_folder_has_one_name_however_it_is_completed(command: str, here: Path):
+    def name_of(dataset: str) -> str:
+        flags = parse([command, dataset], "quick")
+        return str((flags.shared_recipe() if command == "compare" else flags.run_recipe()).dataset)
+
+    for folder in ("photos/birds", "digits"):
+        (here / folder).mkdir(parents=True)
+    assert {name_of(text) for text in ("photos", "photos/", "./photos", ".//photos//")} == {"photos"}
+    assert name_of("photos/birds/") == name_of("./photos/birds") == "photos/birds"
+    assert name_of("digits") == "digits"
+    assert name_of("./digits") == "./digits"  # a folder
+    assert name_of("hf:owner/name") == "hf:owner/name"
+    assert name_of("./missing/") == "./missing/"  # errors show what was passed
+
+
 def test_flags_change_the_recipe_that_was_chosen():
     flags, start = parse_compare(
         ["digits", "--recipe", "paper", "--lr", "0.3", "--no-flip", "--lr-drops", "5", "9"]

@@ -21,6 +21,7 @@ from icmixup.lab.cli.shared import (
     groups_of,
     join_groups,
     make_execution,
+    plain_path,
 )
 from icmixup.lab.cli.terminal import count, is_first_rank, print_note, stderr_console
 from icmixup.lab.cli.tuning import check_tune, describe_tuning, run_tuning
@@ -112,7 +113,8 @@ class CompareFlags(RecipeGroups):
 
     def shared_recipe(self) -> Recipe:
         """What all runs of the comparison share."""
-        task = {"dataset": self.dataset, "model": self.model, "method": "mixup", "seed": self.seed}
+        data = plain_path(self.dataset)
+        task = {"dataset": data, "model": self.model, "method": "mixup", "seed": self.seed}
         return join_groups(self, **task, folds=self.folds)
 
     def most_seeds(self) -> int:

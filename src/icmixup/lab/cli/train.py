@@ -12,7 +12,15 @@ from typing import Annotated
 from tyro import conf
 
 from icmixup.lab.cli.pretrained import LINEAR, prepare_data, resolve_recipe
-from icmixup.lab.cli.shared import RecipeGroups, RecipeName, Where, groups_of, join_groups, make_execution
+from icmixup.lab.cli.shared import (
+    RecipeGroups,
+    RecipeName,
+    Where,
+    groups_of,
+    join_groups,
+    make_execution,
+    plain_path,
+)
 from icmixup.lab.cli.terminal import count, is_first_rank, print_note, stderr_console
 from icmixup.lab.training.recipe import Recipe
 
@@ -61,7 +69,8 @@ class TrainFlags(RecipeGroups):
         return "digits" if given is None else given
 
     def run_recipe(self) -> Recipe:
-        return join_groups(self, dataset=self.dataset, model=self.model, method=self.method, seed=self.seed)
+        data = plain_path(self.dataset)
+        return join_groups(self, dataset=data, model=self.model, method=self.method, seed=self.seed)
 
 
 def train_defaults(recipe: Recipe) -> TrainFlags:
