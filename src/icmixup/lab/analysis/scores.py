@@ -33,8 +33,9 @@ from icmixup.lab.sweep.local import remember_data
 from icmixup.lab.training.evaluate import evaluation_mode
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.identity import autocast_dtype
+from icmixup.lab.training.output import write_output
 from icmixup.lab.training.recipe import Recipe
-from icmixup.lab.training.run_folder import TRIALS_FOLDER, Row, Run, write_atomically
+from icmixup.lab.training.run_folder import TRIALS_FOLDER, Row, Run
 from icmixup.lab.training.step import to_device
 from icmixup.lab.training.stored import FOLDS_FILE, read_run_names
 from icmixup.lab.training.trained import find_run, load_run_data, load_run_weights
@@ -259,6 +260,5 @@ def write_analysis(rows: Sequence[Row], path: Path) -> Path:
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.getvalue().encode())
+    write_output(path, text.getvalue().encode())
     return path

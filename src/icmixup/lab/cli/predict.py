@@ -77,8 +77,7 @@ def write_rows(found: list[Prediction], to: Path | None) -> None:
             sys.stdout.reconfigure(errors="surrogateescape")
         sys.stdout.write(text.getvalue())
     else:
-        from icmixup.lab.training.run_folder import write_atomically
+        from icmixup.lab.training.output import write_output
 
-        to.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(to, text.getvalue().encode(errors="surrogateescape"))
+        write_output(to, text.getvalue().encode(errors="surrogateescape"))
         print_note(f"written: {to}, {count(len(found), 'image')}")

@@ -27,8 +27,9 @@ from icmixup.lab.models import build_model, portable_name
 from icmixup.lab.training.evaluate import evaluation_mode
 from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.inputs import InputFormat, read_inputs
+from icmixup.lab.training.output import write_output
 from icmixup.lab.training.recipe import Recipe
-from icmixup.lab.training.run_folder import Run, read_identity, write_atomically
+from icmixup.lab.training.run_folder import Run, read_identity
 from icmixup.lab.training.step import to_device
 from icmixup.lab.training.stored import FOLDS_FILE, read_recipe_file, read_run_names
 
@@ -246,10 +247,9 @@ def export_run(folder: Path, to: Path) -> tuple[Path, Path]:
         **trained.about,
     }
     weights = {name: weight.contiguous().clone() for name, weight in trained.model.state_dict().items()}
-    to.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(to, save(weights, metadata={"format": "pt", "icmixup": json.dumps(about)}))
+    write_output(to, save(weights, metadata={"format": "pt", "icmixup": json.dumps(about)}))
     beside = to.with_suffix(".json")
-    write_atomically(beside, json.dumps(about, indent=1).encode())
+    write_output(beside, json.dumps(about, indent=1).encode())
     return to, beside
 
 
