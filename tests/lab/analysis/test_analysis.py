@@ -36,6 +36,7 @@ from icmixup.lab.models import build_model
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import train
 from icmixup.lab.training.recipe import QUICK, Recipe
+from icmixup.lab.training.trained import load_run_data
 
 K, C = 4, 6
 LABELS = torch.tensor([5, 0, 3, 2])
@@ -311,7 +312,24 @@ def test_folders_that_are_not_finished_runs_are_rejected(
     rejected(half, "half has no weights: there is no checkpoint.pt")
     recipe = dataclasses.replace(find_run(folders[0]).recipe, dataset=str(tmp_path / "gone"))
     (half / "recipe.json").write_text(json.dumps(recipe.fields()))
-    rejected(half, "half was trained on .*gone, which cannot be loaded: .*--data-dir")
+    rejected(half, "half was trained on .*gone, which cannot be loaded: .*; run the command where that path")
+
+
+@pytest.mark.parametrize(("dataset", "helps"), [("cifar100", True), ("hf:a/b", True), ("photos", False)])
+def test_data_dir_is_recommended_only_where_it_helps(
+    folders: list[Path], tmp_path: Path, dataset: str, helps: bool
+) -> None:
+    run = find_run(folders[0])
+    run = dataclasses.replace(run, recipe=dataclasses.replace(run.recipe, dataset=dataset))
+    other = load_dataset(DataSpec("digits", per_class=11), tmp_path)
+
+    def lose(recipe: Recipe) -> Dataset:
+        raise ValueError("it is not there")
+
+    for load, message in ((lose, "which cannot be loaded"), (lambda _: other, "on other images")):
+        with pytest.raises(ValueError, match=message) as error:
+            load_run_data(run, load)
+        assert ("--data-dir" in str(error.value)) == helps
 
 
 def test_trials_of_tuning_are_left_out(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from forked import started_command
 
 from icmixup.lab.cli import COMMANDS, compare, explain, main, parse
 from icmixup.lab.cli.compare import CompareFlags
-from icmixup.lab.cli.data import check_folder, last_batch_warning
+from icmixup.lab.cli.data import check_folder, check_out_apart, last_batch_warning
 from icmixup.lab.cli.shared import default_recipe
 from icmixup.lab.training.recipe import QUICK, RECIPES, Afterwards, CrossValidation, Fingerprints, Recipe
 
@@ -81,6 +81,12 @@ def test_train_prints_one_line_with_its_folder(here: Path, capsys: pytest.Captur
     assert f"epoch 1/1  loss {row['loss']:.3f}  accuracy {row['accuracy']:.1f}" in line
 
 
+def test_a_refused_run_leaves_no_folder(here: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["train", "--per-class", "5", "--batch-size", "64"]) == 2
+    assert "batch_size is 64, but digits has only 50" in capsys.readouterr().err
+    assert not (here / "runs").exists()
+
+
 def test_fresh_trains_again_what_is_kept_otherwise(here: Path):
     args = ["train", "--recipe", "quick", "--dataset", "digits", *TINY]
 
@@ -128,6 +134,26 @@ def test_at_most_three_folders_are_suggested_for_a_path_that_does_not_exist(tmp_
     with pytest.raises(ValueError, match="does not exist; did you mean") as error:
         check_folder(str(tmp_path / "photos"))
     assert str(error.value).count(str(tmp_path / "photos")) == 1 + 3
+
+
+@pytest.mark.parametrize("command", ["compare", "train"])
+def test_runs_may_not_become_a_class_of_the_images(
+    command: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    for name in ("cats/1.png", "dogs/2.png"):
+        for folder in (here / "photos", here / "split" / "train", here / "split" / "test"):
+            (folder / name).parent.mkdir(parents=True)
+            (folder / name).touch()
+    monkeypatch.chdir(here / "photos")
+    for out in ("runs", ".", "cats/runs", "../split/../photos/runs"):
+        assert main([command, ".", "--out", out]) == 2
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert f"--out {out} is among the classes of ., and would be read as one of them" in last
+        assert last.endswith("--out ../runs")
+    for dataset, out in ((".", "../runs"), (".", ".runs"), ("../split", "../split/runs"), ("digits", "runs")):
+        check_out_apart(dataset, Path(out))
+    with pytest.raises(ValueError, match=r"among the classes of \.\./split/test"):
+        check_out_apart("../split", Path("../split/test/runs"))
 
 
 @pytest.mark.parametrize(("args", "wanted"), MISTAKES, ids=[" ".join(args) for args, _ in MISTAKES])
@@ -216,6 +242,14 @@ def test_a_closed_pipe_is_not_an_error(args: list[str], tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_a_table_is_printed_in_encodings_without_its_signs(tmp_path: Path):
+    args = ["compare", *TINY, "--methods", "erm", "mixup", "--seeds", "1", "--workers", "1", "--no-report"]
+    done = icmixup(*args, folder=tmp_path, PYTHONIOENCODING="latin-1", OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    assert "accuracy %" in done.stdout
+    assert "\\u2192 scaled" in done.stdout  # an arrow
+
+
 def test_under_torchrun_only_one_rank_prints(tmp_path: Path):
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     methods = ["--methods", "erm", "mixup", "ic-mixup", "--seeds", "1", "--device", "cpu"]
@@ -309,6 +343,22 @@ def test_help_is_grouped_with_the_most_important_options_first(command: str):
     assert titles[: len(groups)] == [f"{group} options" for group in groups]
     first = help_of(command).split("data options")[0]
     assert 5 < len(re.findall(r"^\W{2}(?:-h, )?--", first, re.M)) <= 16  # two rules, --help and thirteen
+
+
+@pytest.mark.parametrize("command", ["compare", "train"])
+def test_a_folder_has_one_name_however_it_is_completed(command: str, here: Path):
+    def name_of(dataset: str) -> str:
+        flags = parse([command, dataset], "quick")
+        return str((flags.shared_recipe() if command == "compare" else flags.run_recipe()).dataset)
+
+    for folder in ("photos/birds", "digits"):
+        (here / folder).mkdir(parents=True)
+    assert {name_of(text) for text in ("photos", "photos/", "./photos", ".//photos//")} == {"photos"}
+    assert name_of("photos/birds/") == name_of("./photos/birds") == "photos/birds"
+    assert name_of("digits") == "digits"
+    assert name_of("./digits") == "./digits"  # a folder
+    assert name_of("hf:owner/name") == "hf:owner/name"
+    assert name_of("./missing/") == "./missing/"  # errors show what was passed
 
 
 def test_flags_change_the_recipe_that_was_chosen():

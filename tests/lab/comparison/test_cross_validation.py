@@ -20,6 +20,7 @@ from icmixup.lab.comparison.variance import crossed_sample
 from icmixup.lab.sweep.local import data_recipe
 from icmixup.lab.training.predictions import Predictions, read_predictions
 from icmixup.lab.training.recipe import QUICK, Recipe
+from icmixup.lab.training.trained import find_run
 
 RECIPE = dataclasses.replace(QUICK, dataset="digits", epochs=1, folds=3)
 COMPARE = (
@@ -133,8 +134,20 @@ def test_runs_share_their_data_only_if_they_share_the_fold_and_its_seed() -> Non
 def test_folds_cannot_be_evaluated_as_if_they_had_one_test_set(folder: Path) -> None:
     runs = find_runs([folder / "runs/three"])
     assert len(runs) == 12
-    with pytest.raises(ValueError, match="tested on 6 different sets of images"):
+    with pytest.raises(ValueError, match="tested on 6 different sets of images, since every fold") as error:
         evaluate_runs(runs, make_plan(["fog"], [1]), data_dir=folder, device=torch.device("cpu"))
+    pattern = str(error.value).split()[-1]  # the runs that the message recommends have one test set
+    advised = find_runs(sorted(folder.glob(str(Path(pattern).relative_to(folder)))))
+    assert len({data_recipe(run.recipe) for run in advised}) == 1
+    assert [run.recipe.method for run in advised] == sorted({run.recipe.method for run in runs})
+
+
+def test_a_folder_of_pooled_folds_names_the_run_of_one(folder: Path) -> None:
+    pooled = next((folder / "runs").glob("*-3folds.*.pooled-*"))
+    with pytest.raises(ValueError, match="has the results of 3 folds, each a run of its own") as error:
+        find_run(pooled)
+    named = str(error.value).partition("such as ")[2].partition(";")[0]
+    assert find_run(Path(named)).recipe.fold == 1
 
 
 def test_a_recipe_without_folds_keeps_its_key() -> None:

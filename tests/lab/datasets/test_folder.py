@@ -362,6 +362,16 @@ def test_a_stray_image_does_not_turn_splits_into_classes(split: str, tmp_path: P
         load_dataset(DataSpec(str(tmp_path)), tmp_path)
 
 
+def test_images_beside_do_not_turn_splits_into_classes(tmp_path: Path) -> None:
+    for folder in ("train", "test"):
+        make_classes(tmp_path / folder)
+    save(tmp_path / "to_classify" / "new.png", Image.new("RGB", (12, 12)))
+    with pytest.raises(
+        ValueError, match=r"train/ and test/ with folders of the same .* in to_classify/ beside"
+    ):
+        load_dataset(DataSpec(str(tmp_path)), tmp_path)
+
+
 def test_a_test_folder_without_images_is_not_replaced_by_training_images(tmp_path: Path) -> None:
     make_classes(tmp_path / "train")
     (tmp_path / "test" / "blue").mkdir(parents=True)

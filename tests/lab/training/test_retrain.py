@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -192,6 +193,10 @@ def test_what_cannot_be_done_is_named(
     with pytest.raises(ValueError, match=r"no-weights has no weights: there is no checkpoint.pt"):
         retrain(tmp_path / "no-weights", "crt", execution)
     assert [path.name for path in tmp_path.iterdir()] == ["no-weights"]  # no empty run beside it
+    moved = json.loads((run / "recipe.json").read_text()) | {"dataset": "photos"}
+    (tmp_path / "no-weights" / "recipe.json").write_text(json.dumps(moved))
+    with pytest.raises(ValueError, match=r"no-weights was trained on photos, which cannot be loaded"):
+        retrain(tmp_path / "no-weights", "crt", execution)
     whole = dataclasses.replace(RECIPE, held_out=0.0, epochs=1)
     folder = execution.out / train(whole, execution)["folder"]
     with pytest.raises(ValueError, match=r"held out no images .* pass --tau .* --held-out 0.2"):

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,11 +33,12 @@ from icmixup.lab.sweep.local import remember_data
 from icmixup.lab.training.evaluate import evaluation_mode
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.identity import autocast_dtype
+from icmixup.lab.training.output import write_output
 from icmixup.lab.training.recipe import Recipe
-from icmixup.lab.training.run_folder import TRIALS_FOLDER, Row, Run, write_atomically
+from icmixup.lab.training.run_folder import TRIALS_FOLDER, Row, Run
 from icmixup.lab.training.step import to_device
 from icmixup.lab.training.stored import FOLDS_FILE, read_run_names
-from icmixup.lab.training.trained import find_run, load_run_weights
+from icmixup.lab.training.trained import find_run, load_run_data, load_run_weights
 
 LAMS = tuple(step / 10 for step in range(11))
 
@@ -136,23 +137,6 @@ def expand_comparisons(folders: Sequence[Path]) -> list[Path]:
         what = "a file" if folders[0].is_file() else "the folder of trials"
         raise ValueError(f"{folders[0]} is {what}; pass folders of finished runs or of comparisons")
     return list(dict.fromkeys(found))
-
-
-def load_run_data(run: Run, load: Callable[[Recipe], Dataset]) -> Dataset:
-    """The dataset that the run was trained and tested on."""
-    try:
-        data = load(run.recipe)
-    except (ValueError, OSError) as error:
-        raise ValueError(
-            f"{run.folder} was trained on {run.recipe.dataset}, which cannot be loaded: {error}; "
-            "pass the folder that has it with --data-dir"
-        ) from error
-    if run.identity is not None and run.identity.data != data.fingerprint:
-        raise ValueError(
-            f"{run.folder} was trained on other images of {run.recipe.dataset} (fingerprint "
-            f"{run.identity.data}, now {data.fingerprint}); restore them, or pass --data-dir"
-        )
-    return data
 
 
 def load_model(run: Run, data: Dataset, device: torch.device) -> nn.Module:
@@ -276,6 +260,5 @@ def write_analysis(rows: Sequence[Row], path: Path) -> Path:
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.getvalue().encode())
+    write_output(path, text.getvalue().encode())
     return path

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from icmixup.calibration import negative_log_likelihood
 from icmixup.lab.analysis.corruptions import check_corruptions, check_strengths, corrupt
 from icmixup.lab.analysis.other_images import OtherImages, confidence, list_others, read_blocks, separation
-from icmixup.lab.analysis.scores import expand_comparisons, line_names, load_model, load_run_data
+from icmixup.lab.analysis.scores import expand_comparisons, line_names, load_model
 from icmixup.lab.analysis.stored_evaluation import (
     Stored,
     add_entry,
@@ -48,7 +48,7 @@ from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.inputs import inputs_of
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Run
-from icmixup.lab.training.trained import Trained, find_run
+from icmixup.lab.training.trained import Trained, find_run, load_run_data
 
 BLOCK_PIXELS = {"cpu": 1 << 20, "cuda": 1 << 24}  # of the images that are corrupted at a time
 BLOCK_IMAGES = 1000
@@ -191,8 +191,8 @@ def check_no_repetition(runs: Sequence[Run]) -> None:
     for run in runs:
         if (other := first.setdefault(run.recipe, run)) is not run:
             raise ValueError(
-                f"{other.folder} and {run.folder} are runs of the same recipe and seed, of other versions "
-                "of icmixup, devices or precisions; pass the folders of the runs to use"
+                f"{other.folder} and {run.folder} are runs of the same recipe and seed, on other images, "
+                "or of other versions of icmixup, devices or precisions; pass the folders of the runs to use"
             )
 
 
@@ -230,6 +230,14 @@ def check_same_test_images(groups: Sequence[Sequence[Run]], load: LoadData) -> N
         source = data.test.file_names or data.name
         about = f"{run.folder} on {data.name} ({len(data.test)} images of {data.num_classes} classes)"
         seen.setdefault(json.dumps([data.class_names, source, data.test.labels.tolist()]), about)
+    part = next((run for group in groups for run in group if run.recipe.fold is not None), None)
+    if len(seen) > 1 and part is not None:
+        name = f"*-fold{part.recipe.fold}of{part.recipe.folds}.*.s{part.recipe.seed}.*"
+        raise ValueError(
+            f"the runs were tested on {len(seen)} different sets of images, since every fold and seed of "
+            "--folds has its own; evaluate the runs of one fold and seed at a time, such as "
+            f"{part.folder.parent / name}"
+        )
     if len(seen) > 1:
         raise ValueError(
             f"the runs were tested on {len(seen)} different sets of images: {'; '.join(seen.values())}; "

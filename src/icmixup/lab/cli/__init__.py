@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import io
 import operator
 import os
 import signal
@@ -64,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     SIGHUP, Ctrl-C or SIGTERM, 141: the reader of the output has exited.
     """
     args = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # Latin-1 has no arrow, for example: a table after hours
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with signals_as_interrupts(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # addressed to developers

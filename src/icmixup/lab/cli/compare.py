@@ -21,6 +21,7 @@ from icmixup.lab.cli.shared import (
     groups_of,
     join_groups,
     make_execution,
+    plain_path,
 )
 from icmixup.lab.cli.terminal import count, is_first_rank, print_note, stderr_console
 from icmixup.lab.cli.tuning import check_tune, describe_tuning, run_tuning
@@ -112,7 +113,8 @@ class CompareFlags(RecipeGroups):
 
     def shared_recipe(self) -> Recipe:
         """What all runs of the comparison share."""
-        task = {"dataset": self.dataset, "model": self.model, "method": "mixup", "seed": self.seed}
+        data = plain_path(self.dataset)
+        task = {"dataset": data, "model": self.model, "method": "mixup", "seed": self.seed}
         return join_groups(self, **task, folds=self.folds)
 
     def most_seeds(self) -> int:
@@ -217,7 +219,13 @@ def make_plan(
         given: fields whose flags were given.
         started: when the command began, by time.monotonic.
     """
-    from icmixup.lab.cli.data import load_data, settle_augmentation, settle_batch_size, settle_image_size
+    from icmixup.lab.cli.data import (
+        check_out_apart,
+        load_data,
+        settle_augmentation,
+        settle_batch_size,
+        settle_image_size,
+    )
     from icmixup.lab.comparison.compare import default_methods, pick_baseline
     from icmixup.lab.comparison.folds import first_fold
     from icmixup.lab.models import find_builder
@@ -231,6 +239,7 @@ def make_plan(
     pick_device(execution.device)  # before anything is loaded
     if recipe.model != LINEAR:
         find_builder(recipe.model)  # a mistyped name is reported before the data is read
+    check_out_apart(recipe.dataset, execution.out)
     recipe = settle_image_size(recipe, execution.data_dir, execution.device)
     if recipe.train == "head":
         check_feature_methods(named)

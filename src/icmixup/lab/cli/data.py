@@ -203,6 +203,27 @@ def load_data(recipe: Recipe, data_dir: Path) -> Dataset:
     return data
 
 
+def check_out_apart(dataset: str, out: Path) -> None:
+    """Raise an error if the folder of runs lies among the classes of a folder of images: the next command
+    would read it as a class, and figures as its images."""
+    from icmixup.lab.datasets import is_named
+    from icmixup.lab.datasets.folder import find_splits, is_visible
+
+    check_folder(dataset)
+    root = Path(dataset)
+    if is_named(dataset) or not dataset.strip() or not root.is_dir():
+        return
+    for classes in find_splits(root):
+        if classes is None or not out.resolve().is_relative_to(classes.resolve()):
+            continue
+        if all(map(is_visible, out.resolve().relative_to(classes.resolve()).parts)):
+            outside = os.path.relpath(root.resolve().parent / "runs")
+            raise ValueError(
+                f"--out {out} is among the classes of {classes}, and would be read as one of them: use a "
+                f"folder outside, for example --out {outside}"
+            )
+
+
 def last_batch_warning(recipe: Recipe, images: int) -> str:
     """A warning if the last batch is far too small for BatchNorm, otherwise an empty string."""
     batches, last = divmod(images, recipe.batch_size)

@@ -118,10 +118,9 @@ def show_progress() -> Iterator[OnProgress]:
 
 
 def write_file(path: Path, text: str) -> None:
-    from icmixup.lab.training.run_folder import write_atomically
+    from icmixup.lab.training.output import write_output
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.encode())
+    write_output(path, text.encode())
     print_note(f"written: {path}")
 
 

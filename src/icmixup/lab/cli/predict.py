@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import sys
@@ -71,12 +72,12 @@ def write_rows(found: list[Prediction], to: Path | None) -> None:
     writer.writerow(("file", "class", "probability"))
     writer.writerows((file, name, f"{probability:.6f}") for file, name, probability in found)
     if to is None:
-        if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may have bytes that are not UTF-8
+        # Names of files may have bytes that are not UTF-8; other encodings may lack letters of names as well.
+        if isinstance(sys.stdout, io.TextIOWrapper) and codecs.lookup(sys.stdout.encoding).name == "utf-8":
             sys.stdout.reconfigure(errors="surrogateescape")
         sys.stdout.write(text.getvalue())
     else:
-        from icmixup.lab.training.run_folder import write_atomically
+        from icmixup.lab.training.output import write_output
 
-        to.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(to, text.getvalue().encode(errors="surrogateescape"))
+        write_output(to, text.getvalue().encode(errors="surrogateescape"))
         print_note(f"written: {to}, {count(len(found), 'image')}")

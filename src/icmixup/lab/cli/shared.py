@@ -111,6 +111,15 @@ def join_groups(groups: object, **task: Any) -> Recipe:
     return Recipe(**task, **values)
 
 
+def plain_path(dataset: str) -> str:
+    """The name of a dataset; photos/ and ./photos, as shells complete them, are the folder photos."""
+    from icmixup.lab.datasets import is_named
+
+    path = Path(dataset)
+    plain = str(path) if dataset.strip() and (path.is_dir() or path.suffix == ".npz") else dataset
+    return dataset if is_named(plain) else plain  # ./digits is a folder, and digits is not
+
+
 def make_execution(out: Path, where: Where, concurrency: Concurrency | None = None) -> Execution:
     concurrency = Concurrency(workers=1) if concurrency is None else concurrency
     return Execution(

@@ -12,7 +12,15 @@ from typing import Annotated
 from tyro import conf
 
 from icmixup.lab.cli.pretrained import LINEAR, prepare_data, resolve_recipe
-from icmixup.lab.cli.shared import RecipeGroups, RecipeName, Where, groups_of, join_groups, make_execution
+from icmixup.lab.cli.shared import (
+    RecipeGroups,
+    RecipeName,
+    Where,
+    groups_of,
+    join_groups,
+    make_execution,
+    plain_path,
+)
 from icmixup.lab.cli.terminal import count, is_first_rank, print_note, stderr_console
 from icmixup.lab.training.recipe import Recipe
 
@@ -61,7 +69,8 @@ class TrainFlags(RecipeGroups):
         return "digits" if given is None else given
 
     def run_recipe(self) -> Recipe:
-        return join_groups(self, dataset=self.dataset, model=self.model, method=self.method, seed=self.seed)
+        data = plain_path(self.dataset)
+        return join_groups(self, dataset=data, model=self.model, method=self.method, seed=self.seed)
 
 
 def train_defaults(recipe: Recipe) -> TrainFlags:
@@ -76,13 +85,19 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str] = ()) 
         given: fields whose flags were given, as opposed to those with the recipe's values.
     """
     recipe = resolve_recipe(flags.run_recipe(), recipe_name)
-    from icmixup.lab.cli.data import load_data, settle_augmentation, settle_batch_size, settle_image_size
+    from icmixup.lab.cli.data import (
+        check_out_apart,
+        load_data,
+        settle_augmentation,
+        settle_batch_size,
+        settle_image_size,
+    )
     from icmixup.lab.comparison.overview import describe_leak
     from icmixup.lab.models import find_builder
     from icmixup.lab.sweep import check_out, delete_runs, describe_reuse, find_finished
     from icmixup.lab.sweep.local import run_and_end
     from icmixup.lab.sweep.progress import Display
-    from icmixup.lab.training.loop import train
+    from icmixup.lab.training.loop import check_sizes, train
     from icmixup.lab.training.ranks import pick_device, world_size
 
     if world_size() > 1 and flags.where.fresh:
@@ -91,10 +106,12 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str] = ()) 
     device = pick_device(flags.where.device)
     if recipe.model != LINEAR:
         find_builder(recipe.model)  # a mistyped name is reported before the data is read
+    check_out_apart(recipe.dataset, flags.out)
     recipe = settle_image_size(recipe, flags.where.data_dir, flags.where.device)
     data = load_data(recipe, flags.where.data_dir)
     recipe = settle_augmentation(recipe, data, recipe_name, given)
     recipe = settle_batch_size(recipe, len(data.train), given)
+    check_sizes(recipe, data)  # before the run has a folder, which would stay behind unfinished
     execution = make_execution(flags.out, flags.where)
     recipe, data = prepare_data(recipe, data, execution)
     execution = dataclasses.replace(execution, dataset=data)

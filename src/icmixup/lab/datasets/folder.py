@@ -106,7 +106,8 @@ def find_splits(root: Path) -> tuple[Path, Path | None]:
     """The folders of training and test classes; the second is None if there is no test set.
 
     A split contains folders and no images of its own. If a folder beside them contains images, it is a class,
-    and so is `train`; but not if folders inside of `train` or `test` have the names of those beside it.
+    and so is `train`; but it is an error if folders inside of `train` have the names of those beside it, or
+    of those in `test`.
     """
     folders = [root / name for name in _list_classes(root)]
     splits = [folder for folder in folders if _list_classes(folder) and not has_images(folder)]
@@ -116,8 +117,10 @@ def find_splits(root: Path) -> tuple[Path, Path | None]:
     )
     known = {*TRAIN_FOLDERS, *TEST_FOLDERS}
     check_no_strays([folder for folder in folders if folder.name.lower() in known])
-    if not trains or any(has_images(folder) for folder in folders if folder.name.lower() not in known):
+    beside = [folder for folder in folders if folder.name.lower() not in known and has_images(folder)]
+    if not trains or beside:
         check_no_split(folders, [*trains, *tests])
+        check_no_images_beside(trains, tests, beside)
         return root, None
     if len(trains) > 1:
         raise ValueError(
@@ -149,6 +152,18 @@ def check_no_split(folders: Sequence[Path], splits: Sequence[Path]) -> None:
                 f"{split.parent} has classes such as {shared[0]!r} beside {split.name}/, which has folders "
                 f"of the same names: move the classes into {split.parent / 'train'}, or {split.name}/ "
                 "elsewhere"
+            )
+
+
+def check_no_images_beside(trains: Sequence[Path], tests: Sequence[Path], beside: Sequence[Path]) -> None:
+    """Raise an error if two splits of the same classes would become classes, because of images beside."""
+    for train in trains:
+        test = next((one for one in tests if set(_list_classes(one)) & set(_list_classes(train))), None)
+        if test is not None:
+            raise ValueError(
+                f"{train.parent} has {train.name}/ and {test.name}/ with folders of the same names, and "
+                f"images in {printable(beside[0].name)}/ beside them: move these images into the folders of "
+                "classes, or elsewhere"
             )
 
 

@@ -38,7 +38,7 @@ from icmixup.lab.training.ranks import pick_device
 from icmixup.lab.training.recipe import After, Recipe
 from icmixup.lab.training.run_folder import Row, Run, locate_run, open_run, provenance
 from icmixup.lab.training.step import initial_model, make_inputs, to_device
-from icmixup.lab.training.trained import find_run, load_run_weights
+from icmixup.lab.training.trained import find_run, load_run_data, load_run_weights
 
 TAUS = tuple(step / 20 for step in range(41))  # 0 to 2
 EPOCHS_SHARE = 0.1  # of the run's epochs, for crt
@@ -59,7 +59,9 @@ def retrain(
     recipe = retrained_recipe(run, how, tau, epochs)
     device = pick_device(execution.device)
     base = replace(run.recipe, after="none")
-    data = checked_data(run, training_data(base, replace(execution, out=folder.parent))).to(device)
+    beside = replace(execution, out=folder.parent)
+    data = load_run_data(run, lambda recipe: training_data(recipe, beside)).to(device)
+    check_no_empty_class(data.class_counts)
     identity = run.identity or identify(base, data, device.type)
     row = finished_row(locate_run(folder.parent, recipe, identity))
     if row is not None:
@@ -107,17 +109,6 @@ def retrained_recipe(run: Run, how: After, tau: float | None, epochs: int | None
             "--held-out 0.2"
         )
     return replace(recipe, after=how, after_tau=tau)
-
-
-def checked_data(run: Run, data: Dataset) -> Dataset:
-    """The dataset of the run; a ValueError if its images are others now."""
-    if run.identity is not None and run.identity.data != data.fingerprint:
-        raise ValueError(
-            f"{run.folder} was trained on other images of {run.recipe.dataset} (fingerprint "
-            f"{run.identity.data}, now {data.fingerprint}); restore them, or pass --data-dir"
-        )
-    check_no_empty_class(data.class_counts)
-    return data
 
 
 def change_classifier(model: nn.Module, recipe: Recipe, data: Dataset) -> float | None:

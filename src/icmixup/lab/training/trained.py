@@ -19,15 +19,19 @@ from PIL import Image
 from torch import Tensor, nn
 
 from icmixup.lab.augment import normalise
+from icmixup.lab.datasets import Dataset, is_named
 from icmixup.lab.datasets.folder import find_images
+from icmixup.lab.datasets.hub import PREFIX
 from icmixup.lab.images.decode import FORMATS, describe_error, read_center, to_square
 from icmixup.lab.models import build_model, portable_name
 from icmixup.lab.training.evaluate import evaluation_mode
 from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.inputs import InputFormat, read_inputs
-from icmixup.lab.training.run_folder import Run, read_identity, write_atomically
+from icmixup.lab.training.output import write_output
+from icmixup.lab.training.recipe import Recipe
+from icmixup.lab.training.run_folder import Run, read_identity
 from icmixup.lab.training.step import to_device
-from icmixup.lab.training.stored import read_recipe_file, read_run_names
+from icmixup.lab.training.stored import FOLDS_FILE, read_recipe_file, read_run_names
 
 BATCH = 256
 EXPORT_SUFFIX = ".safetensors"
@@ -189,6 +193,29 @@ def find_run(folder: Path) -> Run:
     return run
 
 
+def load_run_data(run: Run, load: Callable[[Recipe], Dataset]) -> Dataset:
+    """The dataset that the run was trained and tested on; a ValueError says what to do if it is not there."""
+    name = run.recipe.dataset
+    stored = is_named(name) or name.startswith(PREFIX)  # in --data-dir
+    try:
+        data = load(run.recipe)
+    except (ValueError, OSError) as error:
+        remedy = (
+            "pass the folder that has it with --data-dir"
+            if stored
+            else "run the command where that path exists, or make it a link to the images"
+        )
+        raise ValueError(
+            f"{run.folder} was trained on {name}, which cannot be loaded: {error}; {remedy}"
+        ) from error
+    if run.identity is not None and run.identity.data != data.fingerprint:
+        raise ValueError(
+            f"{run.folder} was trained on other images of {name} (fingerprint {run.identity.data}, now "
+            f"{data.fingerprint}); restore them{', or pass --data-dir' if stored else ''}"
+        )
+    return data
+
+
 def describe_folder(folder: Path) -> str:
     """What a folder without a recipe is."""
     if not folder.is_dir():
@@ -196,6 +223,9 @@ def describe_folder(folder: Path) -> str:
     if (folder / "comparison.json").exists():
         inside = [str(folder.parent / name) for name in read_run_names(folder / "comparison.json")]
         return f"is a comparison of {len(inside)} runs" + (f" such as {inside[0]}" if inside else "")
+    if (folder / FOLDS_FILE).exists():
+        inside = [str(folder.parent / name) for name in read_run_names(folder / FOLDS_FILE)]
+        return f"has the results of {len(inside)} folds, each a run of its own, such as {inside[0]}"
     inside = sorted(path.parent.name for path in folder.glob("*/recipe.json"))
     return f"contains {len(inside)} runs such as {inside[0]}" if inside else "is not the folder of a run"
 
@@ -217,10 +247,9 @@ def export_run(folder: Path, to: Path) -> tuple[Path, Path]:
         **trained.about,
     }
     weights = {name: weight.contiguous().clone() for name, weight in trained.model.state_dict().items()}
-    to.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(to, save(weights, metadata={"format": "pt", "icmixup": json.dumps(about)}))
+    write_output(to, save(weights, metadata={"format": "pt", "icmixup": json.dumps(about)}))
     beside = to.with_suffix(".json")
-    write_atomically(beside, json.dumps(about, indent=1).encode())
+    write_output(beside, json.dumps(about, indent=1).encode())
     return to, beside
 
 

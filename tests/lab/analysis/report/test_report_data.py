@@ -14,8 +14,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from report_runs import HOSTILE, METHODS, TINY, write_run
 from rich.console import Console
 
@@ -340,6 +342,40 @@ def test_folds_are_shown_as_one_run_of_each_seed(tmp_path: Path):
     assert sum(written.data["classes"]["test"]) == 1797
     assert written.data["learning"][0]["loss"]
     assert "--folds" in written.data["between"]["reason"]
+
+
+def test_runs_of_single_folds_count_only_in_their_pooled_row(tmp_path: Path):
+    args = ["compare", "digits", *TINY, "--epochs", "1", "--methods", "erm", "mixup", "--seeds", "2"]
+    args += ["--folds", "2", "--device", "cpu", "--workers", "1", "--out", str(tmp_path), "--name", "folds"]
+    assert main(args) == 0
+    comparison = read_comparison(tmp_path / "folds" / "comparison.json")
+    accuracies = {(row["method"], row["seed"]): row["accuracy"] for row in comparison.rows}
+    for paths in ((tmp_path,), tuple(sorted(tmp_path.iterdir()))):
+        _, study = make_page(*paths, out=tmp_path / "all" / "report.html")
+        assert {key: row["accuracy"] for key, row in study.rows.items()} == accuracies
+        assert not study.notes
+    with pytest.raises(ValueError, match="is one of 2 folds, which count together"):
+        collect_runs(sorted(tmp_path.glob("*-fold1of2.*")))
+
+
+def test_runs_on_images_that_have_changed_since_are_left_out(tmp_path: Path):
+    generator = np.random.default_rng(0)
+    for number in range(24):
+        (tmp_path / "photos" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        pixels = generator.integers(256, size=(12, 12, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / "ab"[number % 2] / f"{number}.png")
+    args = [str(tmp_path / "photos"), "--epochs", "1", "--batch-size", "8", "--device", "cpu"]
+    args += ["--out", str(tmp_path / "runs")]
+    for method in ("erm", "mixup"):
+        assert main(["train", *args, "--method", method]) == 0
+    before = {folder.name for folder in (tmp_path / "runs").iterdir()}
+    next((tmp_path / "photos").glob("*/*")).unlink()
+    assert main(["train", *args, "--method", "mixup"]) == 0
+    (newer,) = {folder.name for folder in (tmp_path / "runs").iterdir()} - before
+    _, study = make_page(tmp_path / "runs", out=tmp_path / "report.html")
+    assert [run.folder.name for run in study.runs.values()] == [newer]
+    assert len(study.notes) == 2
+    assert all(f"images were others than those of the newer {newer}" in note for note in study.notes)
 
 
 def test_an_overview_of_an_earlier_version_keeps_its_warnings(copied: Path, tmp_path: Path):

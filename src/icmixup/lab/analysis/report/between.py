@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from icmixup.lab.analysis.report.pictures import LARGE, encode, picture
 from icmixup.lab.analysis.report.study import Key, Study, read_row
 from icmixup.lab.analysis.report.summaries import Summary, images_digest
-from icmixup.lab.analysis.scores import Point, choose_rows, compute_curve, load_model, load_run_data
+from icmixup.lab.analysis.scores import Point, choose_rows, compute_curve, load_model
 from icmixup.lab.augment import normalise
 from icmixup.lab.datasets import Dataset
 from icmixup.lab.training.evaluate import evaluation_mode
 from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Run
+from icmixup.lab.training.trained import load_run_data
 
 STEPS = 20  # of lam, from 0 to 1
 PAIRS = 6

@@ -23,7 +23,7 @@ from icmixup.lab.analysis.report.study import (
     study_runs,
 )
 from icmixup.lab.analysis.report.summaries import Summary, images_digest, summarise_predictions
-from icmixup.lab.analysis.scores import load_model, load_run_data
+from icmixup.lab.analysis.scores import load_model
 from icmixup.lab.comparison.compare import Comparison
 from icmixup.lab.datasets import Dataset, Split
 from icmixup.lab.sweep.local import remember_data
@@ -35,6 +35,7 @@ from icmixup.lab.training.predictions import Predictions, make_predictions, read
 from icmixup.lab.training.ranks import pick_device
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Run
+from icmixup.lab.training.trained import load_run_data
 
 REPORT_FILE = "report.html"
 NO_THUMBNAILS = "the report was made with --no-thumbnails"

@@ -19,7 +19,7 @@ from icmixup.lab.analysis.report.data import (
     warnings_of,
 )
 from icmixup.lab.analysis.report.study import Study
-from icmixup.lab.training.run_folder import write_atomically
+from icmixup.lab.training.output import write_output
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -112,6 +112,5 @@ def package_version() -> str:
 def write_page(path: Path, study: Study, parts: Parts) -> Path:
     """Write the page; a reader never sees a part of it."""
     content = render_page(study, parts).encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, content)
+    write_output(path, content)
     return path

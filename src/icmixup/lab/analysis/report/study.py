@@ -92,7 +92,8 @@ def collect_runs(paths: Sequence[Path]) -> Collected:
         elif any((path / name).exists() for name in ("recipe.json", FOLDS_FILE)):
             folders.append(path)
         elif path.is_dir():
-            folders += sorted(found.parent for found in path.glob("*/recipe.json"))
+            inside = (found for name in ("recipe.json", FOLDS_FILE) for found in path.glob(f"*/{name}"))
+            folders += sorted(found.parent for found in inside)
         elif not path.exists():
             raise ValueError(f"{path} does not exist; {REMEDY}")
     folders = list(dict.fromkeys(folder.resolve() for folder in folders))
@@ -119,9 +120,11 @@ def keep_finished(folders: Sequence[Path], comparisons: tuple[Path, ...]) -> Col
             f"none of the {len(folders)} runs is finished: {'; '.join(notes[:3])}; run the command that "
             "trained them again to resume"
         )
+    runs, parts = drop_single_folds(runs)
+    runs, others = drop_other_images(runs)
     runs, twins = drop_duplicates(runs)
     check_same_data(runs)
-    return Collected(tuple(runs), comparisons, (*notes, *twins))
+    return Collected(tuple(runs), comparisons, (*notes, *parts, *others, *twins))
 
 
 def open_run_folder(folder: Path) -> Run | None:
@@ -138,6 +141,57 @@ def read_row(run: Run) -> Row | None:
     """The row of a finished run, or of pooled folds."""
     pooled = run.folder / FOLDS_FILE
     return dict(read_json(pooled)) if pooled.exists() else run.result()
+
+
+def drop_single_folds(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+    """The runs without those of single folds, which tested a part of the images: their pooled row counts.
+
+    A note names the folds that are not pooled yet.
+    """
+    whole = [run for run in runs if run.recipe.fold is None]
+    pooled = {name for run in whole for name in (read_row(run) or {}).get("fold_folders", ())}
+    left = [run for run in runs if run.recipe.fold is not None and run.folder.name not in pooled]
+    if not whole:
+        raise ValueError(
+            f"{left[0].folder} is one of {left[0].recipe.folds} folds, which count together; pass the "
+            "comparison, or the folder that contains all runs"
+        )
+    notes = [
+        f"{run.folder.name} is left out: it is one of {run.recipe.folds} folds, which are not pooled among "
+        "these runs"
+        for run in left
+    ]
+    return whole, notes
+
+
+def drop_other_images(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+    """Of runs whose recipes name the same images, those on the images of the newest: a folder may have
+    changed in between, and differences would then be those of the images."""
+    newest: dict[tuple[object, ...], Run] = {}
+    prints = {run.folder: (read_row(run) or {}).get("fingerprint") for run in runs}
+    for run in sorted(runs, key=lambda run: -result_file(run).stat().st_mtime):
+        if prints[run.folder] is not None:
+            newest.setdefault(images_key(run), run)
+    kept: list[Run] = []
+    notes: list[str] = []
+    for run in runs:
+        newer = newest.get(images_key(run), run)
+        if prints[run.folder] in (None, prints[newer.folder]):
+            kept.append(run)
+        else:
+            notes.append(
+                f"{run.folder.name} is left out: its images were others than those of the newer "
+                f"{newer.folder.name}"
+            )
+    return kept, notes
+
+
+def images_key(run: Run) -> tuple[object, ...]:
+    """What decides the fingerprint of the images, while files and weights stay as they are."""
+    recipe, row = run.recipe, read_row(run) or {}
+    weights = (recipe.model, recipe.weights, recipe.weights_digest) if recipe.weights is not None else ()
+    device = row.get("device_kind") if recipe.train == "head" else None  # features differ by rounding
+    return (recipe.data, recipe.train, weights, device)
 
 
 def drop_duplicates(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:

@@ -1,0 +1,20 @@
+"""Files that a user names, for example with --to: a device or a pipe is written to, not replaced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from icmixup.lab.training.run_folder import write_atomically
+
+
+def write_output(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all; folders around it are made.
+
+    /dev/stdout, /dev/null, a pipe or a link stays what it is: a renamed file would take its place.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
+        with path.open("wb") as file:
+            file.write(content)
+    else:
+        write_atomically(path, content)
