@@ -19,7 +19,7 @@ from pathlib import Path
 # What is imported late as well. There is one server in each process of pytest, so that all tests that fork
 # from it need the same list; what is not installed is passed over.
 PRELOADED = [
-    *("torch._dynamo", "sklearn.datasets", "torchmetrics.functional.classification"),
+    *("torch._dynamo", "sklearn.datasets"),
     *("icmixup.large_batch", "icmixup.lab.training.loop", "icmixup.lab.cli.compare"),
     *("icmixup.lab.comparison.compare", "icmixup.lab.analysis.report.live"),
 ]

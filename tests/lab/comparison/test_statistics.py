@@ -185,6 +185,31 @@ def test_verdict_if_the_baseline_diverged():
     assert "ic-mixup is best: 80.4 %" in others.verdict
 
 
+@pytest.mark.parametrize(
+    ("classes", "accuracy", "guessing"),
+    [
+        (10, 9.9, True),
+        (10, 11.9, True),
+        (10, 12.1, False),
+        (2, 54.9, True),
+        (2, 55.1, False),
+        (50, 18, False),
+    ],
+)
+def test_a_verdict_on_methods_that_hardly_beat_guessing_says_so_first(
+    classes: int, accuracy: float, guessing: bool
+):
+    rows = make_rows({"mixup": [60.0, 61.0], "ic-mixup": [60.0, 62.0]})  # as if most images were of one class
+    for row in rows:
+        row["class_accuracies"] = [None, 2 * accuracy, *[accuracy] * (classes - 2), 0.0]
+    found = summarise(QUICK, ["mixup", "ic-mixup"], range(2), "mixup", rows).verdict
+    assert found.startswith("no method is much better than guessing") == guessing
+    assert not guessing or f"guessing has {100 / classes:.1f} %" in found
+    rows[0]["class_accuracies"] = [100.0] * classes  # one run of one method has learnt something
+    found = summarise(QUICK, ["mixup", "ic-mixup"], range(2), "mixup", rows).verdict
+    assert "guessing" not in found
+
+
 def test_a_method_that_shares_no_seed_with_the_leader_stays_in_the_best_group():
     found = compare_made(mixup=[70.0, 71.0, None, None], ic_mixup=[None, None, 80.0, 81.1])
     assert best_group(found) == ["ic-mixup", "mixup"]

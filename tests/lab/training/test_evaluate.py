@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from torch import Tensor, nn
+from torchmetrics.functional.classification import multiclass_accuracy, multiclass_calibration_error
 
 from icmixup.calibration import fit_temperature, negative_log_likelihood
 from icmixup.lab.augment import normalise
@@ -14,6 +15,7 @@ from icmixup.lab.datasets import Split
 from icmixup.lab.models import build_model
 from icmixup.lab.training.evaluate import (
     calibration_error,
+    class_accuracies,
     cross_fit_temperature,
     evaluate,
     fill_up,
@@ -83,6 +85,15 @@ def test_calibration_error_equals_that_of_a_loop(sharpness: float) -> None:
     assert calibration_error(scores, labels) == pytest.approx(
         loop_calibration_error(scores, labels), rel=1e-4
     )
+
+
+@pytest.mark.parametrize("sharpness", [0.0, 0.1, 3.0])  # 0: all images on the edge of two bins
+def test_metrics_equal_those_of_torchmetrics(sharpness: float) -> None:
+    scores, labels = random_scores(c=5, sharpness=sharpness)
+    theirs = multiclass_calibration_error(scores.double().softmax(dim=1), labels, 5, n_bins=15)
+    assert calibration_error(scores, labels) == pytest.approx(100 * theirs.item(), rel=1e-5)
+    shares = multiclass_accuracy(scores, labels, 5, average=None)
+    assert class_accuracies(scores, labels) == pytest.approx((100 * shares).tolist(), rel=1e-5)
 
 
 def test_certain_and_nearly_certain_images_share_the_last_bin() -> None:

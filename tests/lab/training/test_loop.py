@@ -528,6 +528,20 @@ def test_weights_spoilt_by_the_last_step_of_an_epoch_are_never_saved(
         session.check_losses(torch.ones(3), 0)
 
 
+def test_finite_weights_with_infinite_scores_are_a_divergence_as_well(
+    digits: Dataset, tmp_path: Path
+) -> None:
+    session = start(tmp_path, digits, TINY)
+    with torch.no_grad():
+        for weight in session.learner.model.parameters():
+            weight.mul_(1e30)
+    session.check_losses(torch.ones(3), 0)
+    with pytest.raises(
+        Diverged, match=r"scores that are not finite .* --lr 0.005, --clip-norm 1 or .*float32$"
+    ):
+        session.predict()
+
+
 def test_a_finished_run_is_not_trained_again(digits: Dataset, tmp_path: Path) -> None:
     reports: list[RunProgress] = []
     rows = [

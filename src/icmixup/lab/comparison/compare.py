@@ -24,7 +24,7 @@ from icmixup._checks import check_choice
 from icmixup.lab.comparison.folds import fold_recipes, pool_folds
 from icmixup.lab.comparison.statistics import Correct, Look, Standing, rank_methods, take_look
 from icmixup.lab.comparison.variance import Sample
-from icmixup.lab.comparison.verdict import cut_short, footnote, verdict
+from icmixup.lab.comparison.verdict import cut_short, footnote, hardly_learnt, verdict
 from icmixup.lab.sweep import find_finished, run_recipes
 from icmixup.lab.sweep.budget import Filler, Fit
 from icmixup.lab.sweep.progress import Display
@@ -289,7 +289,9 @@ def summarise(
         rows=tuple(rows),
         failures=tuple(failures),
         standings=standings,
-        verdict=cut_short(recipe.epochs, full_epochs) + verdict(standings, baseline, looks),
+        verdict=cut_short(recipe.epochs, full_epochs)
+        + hardly_learnt(rows)
+        + verdict(standings, baseline, looks),
         footnote=footnote(standings, baseline, looks, seeds_only, recipe.folds),
         looks=tuple(looks),
         seeds_only=seeds_only,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from icmixup.lab.comparison.correction import ERROR
 from icmixup.lab.comparison.power import POWER, TARGET, Design, estimate_design, requirement
 from icmixup.lab.comparison.statistics import Difference, Look, Standing, decide, signed
 
+GUESSING = 1.2, 5.0  # times the accuracy of guessing, and points above it, that are hardly better
 UNCORRECTED = 2  # methods: a single comparison needs no correction
 # Percent of simulated comparisons of eight methods with any wrong claim, at most (docs/statistics.md): if all
 # vary equally over seeds, and if one varies ten times as much as the others.
@@ -45,6 +47,31 @@ def cut_short(epochs: int, full_epochs: int | None) -> str:
     if full_epochs is None or epochs >= full_epochs:
         return ""
     return f"runs were cut short, to {epochs} of the recipe's {full_epochs} epochs; "
+
+
+def hardly_learnt(rows: Sequence[Mapping[str, object]]) -> str:
+    """The first words of a verdict on methods that are all hardly better than guessing; empty otherwise.
+
+    Accuracies are averaged over the C classes of the test set, so that always answering the most frequent
+    one has 1 / C, as guessing has.
+    """
+    by_method: dict[object, list[float]] = {}
+    classes = 0
+    for row in rows:
+        found = [x for x in row.get("class_accuracies") or () if x is not None]  # type: ignore[attr-defined]
+        if found:
+            by_method.setdefault(row["method"], []).append(fmean(found))
+            classes = len(found)
+    if not by_method:
+        return ""
+    best, guessing = max(map(fmean, by_method.values())), 100 / classes
+    times, points = GUESSING
+    if best > min(times * guessing, guessing + points):
+        return ""
+    return (
+        f"no method is much better than guessing, with at most {best:.1f} % on average over classes where "
+        f"guessing has {guessing:.1f} %, so nothing can be concluded: train longer, or with another --lr; "
+    )
 
 
 def headline(scored: Sequence[Standing], group: Sequence[Standing], base: Standing) -> str:

@@ -77,15 +77,9 @@ def unscaled_metrics(scores: Tensor, labels: Tensor, class_counts: Tensor) -> Me
 
 def class_accuracies(scores: Tensor, labels: Tensor) -> list[float | None]:
     """Accuracy of each of the C classes in percent, None for a class without test images."""
-    # Imported here because torchmetrics is slow to import, and most commands do not need it.
-    from torchmetrics.functional.classification import multiclass_accuracy
-
-    num_classes = scores.shape[1]
-    # float64, because a percentage of a few images should not print as 66.66667.
-    shares = multiclass_accuracy(scores, labels, num_classes, average=None, validate_args=False).double()
-    sizes = labels.bincount(minlength=num_classes)
-    right = (shares * sizes).round()
-    return [100 * r / n if n else None for r, n in zip(right.tolist(), sizes.tolist(), strict=True)]
+    right = labels[scores.argmax(dim=1) == labels]
+    counts = (part.bincount(minlength=scores.shape[1]).tolist() for part in (right, labels))
+    return [100 * r / n if n else None for r, n in zip(*counts, strict=True)]
 
 
 def size_group_accuracies(per_class: Sequence[float | None], class_counts: Tensor) -> dict[str, float | None]:
@@ -105,15 +99,16 @@ def size_group(count: int) -> str:
 
 def calibration_error(scores: Tensor, labels: Tensor) -> float:
     """Expected calibration error in percent: mean |confidence - accuracy| over 15 bins of confidence."""
-    from torchmetrics.functional.classification import multiclass_calibration_error
+    confidence, right = confidence_and_correctness(scores, labels)
+    gaps = torch.zeros(CALIBRATION_BINS, dtype=torch.float64)
+    gaps.index_add_(0, confidence_bins(confidence), confidence - right)
+    return 100 * gaps.abs().sum().item() / len(labels)
 
-    # torchmetrics has a separate bin for a confidence of exactly 1, which saturated scores would fill.
-    below_one = torch.nextafter(torch.tensor(1.0), torch.tensor(0.0)).item()
-    probabilities = scores.double().softmax(dim=1).clamp(max=below_one)
-    error = multiclass_calibration_error(
-        probabilities, labels, scores.shape[1], n_bins=CALIBRATION_BINS, norm="l1", validate_args=False
-    )
-    return 100 * error.item()
+
+def confidence_bins(confidence: Tensor) -> Tensor:
+    """(N,) bin of each confidence, of 15 of equal width; a confidence on an edge belongs to the bin above."""
+    edges = torch.linspace(0, 1, CALIBRATION_BINS + 1, dtype=confidence.dtype)[1:-1]
+    return torch.bucketize(confidence, edges, right=True)
 
 
 def adaptive_calibration_error(scores: Tensor, labels: Tensor) -> float:

@@ -275,11 +275,15 @@ class Session:
                 if bad
                 else "weights overflowed at the end"
             )
-            raise Diverged(
-                f"the {what} of epoch {number + 1} of {self.run.folder.name}; "
-                f"try --lr {self.recipe.lr / 10:g}, --clip-norm 1 or --precision float32 "
-                f"(the last valid checkpoint is in {self.run.folder})"
-            )
+            raise self.diverged(f"the {what} of epoch {number + 1} of {self.run.folder.name}")
+
+    def diverged(self, what: str) -> Diverged:
+        """The error of a run that cannot go on."""
+        saved = self.run.checkpoints()[0].exists()
+        where = f" (the last valid checkpoint is in {self.run.folder})" if saved else ""
+        return Diverged(
+            f"{what}; try --lr {self.recipe.lr / 10:g}, --clip-norm 1 or --precision float32{where}"
+        )
 
     def evaluate_if_due(self) -> None:
         """Evaluate on the test set, every few epochs and at the end."""
@@ -293,6 +297,11 @@ class Session:
         """The scores of all test images with the current weights."""
         with PREPARING:  # evaluating a new shape must not fall into another thread's capture
             scores = in_gpu_thread(self.scores, self.learner.device)
+        if not scores.isfinite().all():  # large weights, which are finite, can have infinite scores
+            raise self.diverged(
+                f"test images have scores that are not finite after epoch {self.epochs_done} of "
+                f"{self.run.folder.name}"
+            )
         test = self.data.test
         return make_predictions(scores, test.labels, test.file_names, self.data.class_names)
 

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from icmixup.lab.comparison.classes import Matrix, confusion_matrix
 from icmixup.lab.training.evaluate import (
     CALIBRATION_BINS,
     confidence_and_correctness,
+    confidence_bins,
     cross_fit_temperature,
     selective_risks,
 )
@@ -94,9 +94,7 @@ def images_digest(labels: npt.NDArray[np.int64], file_names: Sequence[str]) -> s
 def count_bins(scores: Tensor, labels: Tensor) -> Bins:
     """Images, confidence and correct answers by bin of confidence."""
     confidence, right = confidence_and_correctness(scores, labels)
-    # A confidence on an edge belongs to the bin below it, as in torchmetrics.
-    edges = torch.linspace(0, 1, CALIBRATION_BINS + 1, dtype=torch.float64)[1:-1]
-    index = torch.bucketize(confidence, edges).numpy()
+    index = confidence_bins(confidence).numpy()
     weights = (None, confidence.numpy(), right.numpy())
     return Bins(*(np.bincount(index, w, CALIBRATION_BINS).astype(np.float64) for w in weights))
 
