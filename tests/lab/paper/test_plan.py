@@ -176,6 +176,52 @@ def test_missing_runs_are_trained_and_appended_as_they_finish(
     assert "finished before" in said
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_only_runs_that_end_within_the_budget_are_trained(
+    workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "runs.csv"
+    flags = PaperFlags(
+        run_missing=True,
+        seeds=1,
+        results=path,
+        out=tmp_path / "runs",
+        data_dir=tmp_path,
+        device="cpu",
+        workers=workers,
+        budget="1h",
+    )
+    # ERM needs about 18 minutes beside another run, by earlier results, and IC-Mixup with 100 epochs more.
+    longer = replace(TINY, rows={**TINY.rows, "IC-Mixup": {"method": "ic-mixup", "epochs": 100}})
+    plan = plan_missing_runs(choose_cells([longer], ()), {}, tmp_path, 1, False)
+    each = 1000 / work(plan.recipes[0]) / workers
+    monkeypatch.setattr("icmixup.lab.paper.plan.seconds_per_work", lambda index, device: each)
+    assert run_missing([longer], flags, read_rows(path)) == []
+    assert [row.recipe.method for row in read_rows(path).rows] == ["erm"]
+    said = capsys.readouterr().err
+    assert "[1/1] digits-4each.small-cnn.erm.s0: accuracy" in said
+    assert "would not have ended within --budget 1h: 1 of 2 runs" in said
+    run_missing([longer], replace(flags, budget="1s"), read_rows(path))
+    assert len(read_rows(path).rows) == 1
+    path.unlink()  # what is finished is found again, whatever the time
+    run_missing([longer], replace(flags, budget="1s"), read_rows(path))
+    assert [row.recipe.method for row in read_rows(path).rows] == ["erm"]
+
+
+def test_a_trial_tells_whether_runs_end_in_time_on_a_machine_without_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "runs.csv"
+    folders = {"results": path, "out": tmp_path / "runs", "data_dir": tmp_path}
+    flags = PaperFlags(run_missing=True, seeds=1, device="cpu", workers=1, budget="10m", **folders)
+    endless = replace(TINY, rows={**TINY.rows, "IC-Mixup": {"method": "ic-mixup", "epochs": 10**6}})
+    run_missing([endless], flags, read_rows(path))
+    assert [row.recipe.method for row in read_rows(path).rows] == ["erm"]
+    said = capsys.readouterr().err
+    assert "measuring the speed of this machine" in said
+    assert "--budget 10m: 1 of 2 runs" in said
+
+
 def test_a_lost_run_is_named_and_the_others_are_appended(tmp_path: Path) -> None:
     # Scores over 1e-38 overflow, and only the Infinite Class loss divides by the temperature.
     overflowing = replace(TINY, base=replace(QUICKER, temperature=1e-38))
@@ -294,7 +340,7 @@ def test_runs_on_cifair_use_the_stand_in_if_its_lists_are_available(tmp_path: Pa
 
 def test_runs_on_cifair_100_are_shared_with_those_on_a_tenth_of_cifar_100(tmp_path: Path) -> None:
     put_data(tmp_path, "cifar100")
-    tenth = Recipe(fraction=0.1)
+    tenth = Recipe(fraction=0.1, eval_every=200)  # at the end alone
     done = index_results([made_result(replace(tenth, method="mixup"), 30.0)])
     alone = plan_missing_runs(choose_cells([TABLES["table2-left"]], ("cifair100",)), done, tmp_path, 1, False)
     methods = ("erm", "ic-mixup", "regmixup", "ic-regmixup")
@@ -342,6 +388,8 @@ def test_an_unknown_table_is_rejected_with_similar_and_all_names() -> None:
         (["--json", "--latex"], "--json, --markdown and --latex exclude each other"),
         (["--run-missing", "--seeds", "0"], "--seeds must be at least 1, got 0"),
         (["--only", "mixup"], "needs --run-missing"),
+        (["--budget", "5m"], "--budget selects what to train and needs --run-missing"),
+        (["--budget", "5m", "--run-missing", "--engine", "ray"], "--budget needs --engine local"),
         (["tabel1"], "no table or figure"),
     ],
 )

@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -17,10 +18,12 @@ from icmixup.lab.cli.terminal import is_first_rank, print_note, stderr_console
 from icmixup.lab.training.execution import Execution
 
 if TYPE_CHECKING:
+    from icmixup.lab.paper.deadline import Deadline
     from icmixup.lab.paper.plan import Plan
     from icmixup.lab.paper.results import Results
     from icmixup.lab.paper.spec import PaperTable
     from icmixup.lab.sweep.progress import Display
+    from icmixup.lab.training.loop import RunProgress
     from icmixup.lab.training.recipe import Recipe
     from icmixup.lab.training.run_folder import Row
 
@@ -30,7 +33,8 @@ HELP = f"""{SUMMARY}
   icmixup paper                                   all of them, and how many of their cells have runs
   icmixup paper table1-right                      one table, the paper's numbers and ours side by side
   icmixup paper table1-right --run-missing        train what is missing; the same command resumes
-  timeout 50m icmixup paper --run-missing         train for fifty minutes
+  timeout 50m icmixup paper --run-missing         train for fifty minutes; unfinished runs resume later
+  icmixup paper --run-missing --budget 50m        start only runs that will end within fifty minutes
   icmixup paper --run-missing --seeds 1 --only 'ic-mixup/10 %*' 'ic-*/*0.01/resnet32'
   icmixup paper table2-right --markdown           or --latex, or --json"""
 
@@ -48,6 +52,9 @@ class PaperFlags:
     only: tuple[str, ...] = ()
     """Train only these cells: a method, row, column, model or dataset, or method/column/model; * matches
     anything."""
+    budget: str | None = None
+    """Start only runs that are expected to end within this time, such as 90s, 50m or 1h30m; for a machine
+    that loses its files afterwards."""
     compile: Flag = False
     """Use torch.compile."""
     engine: Literal["local", "ray"] = "local"
@@ -127,9 +134,11 @@ def check_paper(flags: PaperFlags) -> None:
         raise ValueError("--json, --markdown and --latex exclude each other; use one of them")
     if flags.seeds is not None and flags.seeds < 1:
         raise ValueError(f"--seeds must be at least 1, got {flags.seeds}")
-    needing = [name for name in ("seeds", "only", "compile") if getattr(flags, name)]
+    needing = [name for name in ("seeds", "only", "compile", "budget") if getattr(flags, name)]
     if needing and not flags.run_missing:
         raise ValueError(f"--{needing[0]} selects what to train and needs --run-missing")
+    if flags.budget is not None and flags.engine != "local":
+        raise ValueError("--budget needs --engine local: on Ray the order of runs is up to the cluster")
 
 
 def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Results) -> list[str]:
@@ -149,16 +158,49 @@ def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Result
     )
     print_notes(plan, flags)
     check_file(flags.results, plan.recipes)
+    finished = find_finished(plan.recipes, flags.execution())
+    seconds_each = seconds_per_work(index, provenance(pick_device(flags.device))["device"])
+    deadline = make_deadline(
+        [recipe for recipe in plan.recipes if recipe not in finished], flags, seconds_each
+    )
     display = Display(
-        plan.recipes,
+        plan.recipes if deadline is None else list(finished),
         stderr_console(),
         work=work,
-        finished=find_finished(plan.recipes, flags.execution()),
-        seconds_each=seconds_per_work(index, provenance(pick_device(flags.device))["device"]),
+        finished=finished,
+        seconds_each=seconds_each,
         title=attrgetter("title"),
     )
     with display:
-        return train_missing(plan, flags, display)
+        lost = train_missing(flags, display, deadline)
+    if deadline is not None and deadline.waiting:
+        print_note(
+            f"not started, since they would not have ended within --budget {flags.budget}: "
+            f"{len(deadline.waiting)} of {len(plan.recipes)} runs"
+        )
+    return lost
+
+
+def make_deadline(
+    recipes: Sequence[Recipe], flags: PaperFlags, seconds_each: float | None
+) -> Deadline | None:
+    """What keeps --budget; None without it."""
+    if flags.budget is None:
+        return None
+    from icmixup.lab.paper.deadline import Deadline, measure_work
+    from icmixup.lab.sweep.budget import parse_budget
+    from icmixup.lab.sweep.local import count_workers
+    from icmixup.lab.training.ranks import world_size
+
+    if world_size() > 1:
+        raise ValueError("--budget is not available under torchrun: clocks of its processes differ")
+    started, seconds = time.monotonic(), parse_budget(flags.budget)
+    concurrent = count_workers(max(1, len(recipes)), flags.device, flags.workers)
+    if seconds_each is None and recipes:  # the cheapest first
+        print_note("measuring the speed of this machine, of which there are no results yet")
+        seconds_each = measure_work(recipes[0], flags.execution())
+    seconds -= time.monotonic() - started
+    return Deadline(recipes, seconds, concurrent, seconds_each or 0.0)
 
 
 def print_notes(plan: Plan, flags: PaperFlags) -> None:
@@ -173,8 +215,9 @@ def print_notes(plan: Plan, flags: PaperFlags) -> None:
         print_note(sentence)
 
 
-def train_missing(plan: Plan, flags: PaperFlags, display: Display) -> list[str]:
-    """Train the runs of a plan, and append their rows; returns which runs were lost."""
+def train_missing(flags: PaperFlags, display: Display, deadline: Deadline | None) -> list[str]:
+    """Train the runs of the display and those that a deadline adds, and append their rows; returns which
+    runs were lost."""
     from icmixup.lab.paper.results import append_rows
     from icmixup.lab.sweep import run_recipes
 
@@ -189,12 +232,24 @@ def train_missing(plan: Plan, flags: PaperFlags, display: Display) -> list[str]:
             append_rows(flags.results, [(display.recipes[row["key"]], row)])
         display.finish(row)
 
+    def show(recipe: Recipe, progress: RunProgress) -> None:
+        if deadline is not None:
+            deadline.listen(recipe, progress)
+        display.update(recipe, progress)
+
+    def start_next() -> list[Recipe]:
+        assert deadline is not None
+        found = deadline.more()
+        display.expect([*display.recipes.values(), *found])
+        return found
+
     run_recipes(
-        plan.recipes,
+        list(display.recipes.values()),
         flags.execution(),
         on_row=keep,
-        on_progress=display.update,
+        on_progress=show,
         on_failure=fail,
+        more=None if deadline is None else start_next,
     )
     return lost
 
