@@ -57,6 +57,13 @@ def test_the_block_states_what_the_data_and_the_recipe_are() -> None:
     assert (stored["parameters"], stored["estimated_seconds"]) == (weights, 90.0)
 
 
+def test_classes_of_equal_size_are_not_called_smallest_and_largest() -> None:
+    overview = describe_comparison(
+        TINY, made([0, 1, 2]), ("erm",), range(1), recipe_name="quick", where="cpu", seconds=None
+    )
+    assert dict(overview.lines())["classes"] == "3 of 10 images each"
+
+
 def test_a_cosine_classifier_is_named_and_has_no_biases() -> None:
     data = load_dataset(TINY.data, Path("unused"))
     sizes = []

@@ -60,7 +60,6 @@ class Overview:
         if self.folds is not None:
             tested = f"about {round(self.test_images / self.folds):,} of {self.test_images:,} for testing"
             images = f"{self.train_images:,} for training and {tested} in each of {self.folds} folds"
-        smallest, largest = (f"{name} ({size:,})" for name, size in (self.smallest_class, self.largest_class))
         original = self.original_size or self.training_size
         same = original == self.training_size
         fewest = f"{FIRST_LOOK} to " if self.adaptive and len(self.seeds) > FIRST_LOOK else ""
@@ -69,7 +68,7 @@ class Overview:
         time = "all runs are finished" if self.estimated_seconds == 0 else f"{time}, on {self.where}"
         return [
             ("images", images),
-            ("classes", f"{self.classes}; smallest {smallest}, largest {largest}"),
+            ("classes", f"{self.classes}{self.class_sizes()}"),
             ("resolution", original if same else f"{original}, trained at {self.training_size}"),
             ("augmentation", self.augmentation),
             ("model", f"{self.model}, {self.parameters:,} parameters"),
@@ -78,6 +77,13 @@ class Overview:
             ("methods", f"{' '.join(self.methods)}; {fewest}{plural(len(self.seeds), 'seed')} each"),
             ("time", time + (f"; the budget leaves {self.budget}" if self.budget else "")),
         ]
+
+    def class_sizes(self) -> str:
+        """The smallest and the largest class, if they differ."""
+        (small, fewest), (large, most) = self.smallest_class, self.largest_class
+        if fewest == most:
+            return f" of {plural(most, 'image')} each"
+        return f"; smallest {small} ({fewest:,}), largest {large} ({most:,})"
 
     def as_json(self) -> dict[str, object]:
         return asdict(self)
