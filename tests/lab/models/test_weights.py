@@ -126,6 +126,15 @@ def test_nothing_in_a_file_is_executed(
     assert capsys.readouterr().out == ""
 
 
+def test_a_folder_in_place_of_a_file_is_called_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is a folder; pass the file of the weights"):
+        read_weights(tmp_path)
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ValueError, match=r"is a folder; pass a file in it, such as .*/model\.safetensors"):
+        read_weights(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["weights.pt", "weights.safetensors"])
 def test_a_missing_or_damaged_file_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"no weights file .*{name}"):

@@ -30,6 +30,7 @@ ENTRIES = (
     "weights",
 )
 PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.", "encoder.")
+SUFFIXES = {".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar"}  # of weights, in suggestions
 ENOUGH = 0.9  # share of the tensors below the head that must fit
 COUNTER = "num_batches_tracked"  # of BatchNorm, which nothing reads here
 NAMED = 4  # tensors that a message names
@@ -63,6 +64,10 @@ class WeightsDoNotFit(ValueError):
 
 def read_weights(path: Path) -> State:
     """The tensors of a file, by name; a ValueError says why a file cannot be used."""
+    if path.is_dir():
+        inside = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+        remedy = f"a file in it, such as {inside[0]}" if inside else "the file of the weights"
+        raise ValueError(f"--weights {path} is a folder; pass {remedy}")
     if not path.is_file():
         raise ValueError(f"no weights file {str(path)!r}; pass --weights FILE or --weights pretrained")
     if path.suffix == ".safetensors":
