@@ -142,19 +142,18 @@ TINY = PaperTable(
 )
 
 
+def training_flags(results: Path, **changes: Any) -> PaperFlags:
+    """--run-missing on a CPU, one run at a time, with everything in the folder of the results."""
+    folder = results.parent
+    flags = PaperFlags(run_missing=True, results=results, out=folder / "runs", data_dir=folder)
+    return replace(flags, **{"device": "cpu", "workers": 1, **changes})
+
+
 def test_missing_runs_are_trained_and_appended_as_they_finish(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "results" / "runs.csv"
-    flags = PaperFlags(
-        run_missing=True,
-        seeds=2,
-        results=path,
-        out=tmp_path / "runs",
-        data_dir=tmp_path,
-        device="cpu",
-        workers=1,
-    )
+    flags = training_flags(path, seeds=2)
     run_missing([TINY], replace(flags, only=("erm",)), read_rows(path))
     assert [(row.recipe.method, row.recipe.seed) for row in read_rows(path).rows] == [("erm", 0), ("erm", 1)]
     run_missing([TINY], flags, read_rows(path))
@@ -181,16 +180,7 @@ def test_only_runs_that_end_within_the_budget_are_trained(
     workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "runs.csv"
-    flags = PaperFlags(
-        run_missing=True,
-        seeds=1,
-        results=path,
-        out=tmp_path / "runs",
-        data_dir=tmp_path,
-        device="cpu",
-        workers=workers,
-        budget="1h",
-    )
+    flags = training_flags(path, seeds=1, workers=workers, budget="1h")
     # ERM needs about 18 minutes beside another run, by earlier results, and IC-Mixup with 100 epochs more.
     longer = replace(TINY, rows={**TINY.rows, "IC-Mixup": {"method": "ic-mixup", "epochs": 100}})
     plan = plan_missing_runs(choose_cells([longer], ()), {}, tmp_path, 1, False)
@@ -212,8 +202,7 @@ def test_a_trial_tells_whether_runs_end_in_time_on_a_machine_without_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "runs.csv"
-    folders = {"results": path, "out": tmp_path / "runs", "data_dir": tmp_path}
-    flags = PaperFlags(run_missing=True, seeds=1, device="cpu", workers=1, budget="10m", **folders)
+    flags = training_flags(path, seeds=1, budget="10m")
     endless = replace(TINY, rows={**TINY.rows, "IC-Mixup": {"method": "ic-mixup", "epochs": 10**6}})
     run_missing([endless], flags, read_rows(path))
     assert [row.recipe.method for row in read_rows(path).rows] == ["erm"]
@@ -226,15 +215,7 @@ def test_a_lost_run_is_named_and_the_others_are_appended(tmp_path: Path) -> None
     # Scores over 1e-38 overflow, and only the Infinite Class loss divides by the temperature.
     overflowing = replace(TINY, base=replace(QUICKER, temperature=1e-38))
     path = tmp_path / "runs.csv"
-    flags = PaperFlags(
-        run_missing=True,
-        seeds=1,
-        results=path,
-        out=tmp_path / "runs",
-        data_dir=tmp_path,
-        device="cpu",
-        workers=1,
-    )
+    flags = training_flags(path, seeds=1)
     lost = run_missing([overflowing], flags, read_rows(path))
     assert [text.partition(":")[0] for text in lost] == ["digits-4each.small-cnn.ic-mixup.s0 has no result"]
     assert [row.recipe.method for row in read_rows(path).rows] == ["erm"]
