@@ -538,6 +538,8 @@ def test_functional_gradient_is_that_of_autograd(choice: dict[str, Any]) -> None
 
 @EVERY_CHOICE
 def test_vmap_over_networks_with_targets_of_their_own_is_a_loop_over_them(choice: dict[str, Any]) -> None:
+    if torch.__version__ < "2.7" and "duplicates" in choice:
+        pytest.skip("torch 2.6 cannot compare rows within vmap")
     batches = [make_batch(seed) for seed in range(3)]
     scores, targets = (torch.stack(rows) for rows in zip(*batches, strict=True))
     loss = partial(infinite_class_loss, **choice)
