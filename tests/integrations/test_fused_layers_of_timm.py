@@ -14,6 +14,7 @@ from torch import nn
 
 from icmixup.lab.models import build_model
 from icmixup.lab.models.fused import (
+    OLDEST_TORCH,
     DepthwiseConv,
     FusedBlock,
     FusedNorm,
@@ -90,6 +91,7 @@ for one, other in zip(model.state_dict().values(), fast.state_dict().values(), s
 """
 
 
+@pytest.mark.skipif(torch.__version__ < OLDEST_TORCH, reason="the kernels are not used there")
 @pytest.mark.parametrize("name", ["resnet10t", "resnet18.a1_in1k", "resnet26"])
 def test_the_kernels_train_a_resnet_of_timm_as_its_layers_do(name) -> None:
     """In Triton's interpreter, which has to be chosen before Triton is imported."""

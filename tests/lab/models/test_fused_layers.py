@@ -267,6 +267,18 @@ def test_a_cpu_and_the_switch_leave_networks_as_they_are(monkeypatch) -> None:
     assert not can_fuse(torch.device(DEVICE))
 
 
+@pytest.mark.parametrize(
+    ("version", "expected"), [("2.6.0+cu124", False), ("2.10.1", False), ("2.11.0", True)]
+)
+def test_layers_are_fused_only_with_versions_of_triton_that_were_tested(
+    version: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)(version))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert can_fuse(torch.device("cuda")) == expected
+
+
 def test_weights_are_converted_once_in_a_forward_pass_and_anew_in_the_next(monkeypatch) -> None:
     monkeypatch.setattr(fused, "runs_kernels", lambda maps: True)
     model = nn.Sequential(nn.Conv2d(8, 8, 1, bias=False), nn.Conv2d(8, 8, 3, bias=False))

@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # Triton is imported where a GPU needs it
 Sides = tuple[int, int, int, int]
 
 SWITCH = "ICMIXUP_FUSED_LAYERS"  # 0 leaves networks as they are
+OLDEST_TORCH = "2.11"  # whose Triton the kernels were tested with on a GPU
 FORK = "fork"  # attribute of the output of a block: its second name, for the shortcut of the next block
 ACTIVATIONS: dict[type[nn.Module], str] = {
     nn.Identity: "none",
@@ -52,10 +53,15 @@ APPLY: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def can_fuse(device: torch.device) -> bool:
-    """Whether the device runs our kernels: an NVIDIA GPU with bfloat16, and Triton."""
+    """Whether the device runs our kernels: an NVIDIA GPU with bfloat16, and a Triton they were tested with.
+
+    That is the one of torch 2.11. With Triton 3.2, of torch 2.6, the weight gradient of a first convolution
+    is wrong in the interpreter.
+    """
     return (
         device.type == "cuda"
         and torch.version.cuda is not None
+        and torch.__version__ >= OLDEST_TORCH
         and torch.cuda.get_device_capability(device) >= (8, 0)
         and find_spec("triton") is not None
         and os.environ.get(SWITCH) != "0"
