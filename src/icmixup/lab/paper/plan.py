@@ -77,7 +77,7 @@ def plan_missing_runs(
             key = (*experiment(recipe), seed)
             if not available and key not in runs:
                 missing_data[recipe.dataset] = missing_data.get(recipe.dataset, 0) + 1
-            # Only the last epoch counts: evaluations in between take time, most of all of concurrent runs.
+            # Only the last epoch counts.
             runs[key] = replace(recipe, seed=seed, compile=compiled, eval_every=recipe.epochs)
     ready = [recipe for recipe in runs.values() if recipe.dataset not in missing_data]
     ready.sort(key=lambda recipe: (recipe.seed, work(recipe)))
