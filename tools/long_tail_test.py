@@ -2,12 +2,14 @@
 
     python tools/long_tail_test.py --models resnet32 resnet18 --seeds 3
     python tools/long_tail_test.py --recipe proco --models resnet32 --methods balanced
+    python tools/long_tail_test.py --recipe proco-code --models resnet32 --methods balanced
 
 Rows are appended to --results as runs finish, the first seed of all before the second of any; runs that the
-file has are not trained again. `--recipe proco` has the augmentation, batch size, learning rate, warm-up and
-weight decay of ProCo (Du et al., 2024), but not its contrastive branch, which separates what its recipe gains
-from what its method gains. The schedule stays a cosine; ProCo's drops the learning rate after 160 and 180
-epochs.
+file has are not trained again. Two recipes separate what the recipe of ProCo (Du et al., 2024) gains from
+what its contrastive branch gains, which neither has. `proco` has its augmentation, batch size, learning rate,
+warm-up and weight decay, with a cosine schedule. `proco-code` also has the other values of its code: the
+learning rate drops after 160 and 180 epochs, momentum without Nesterov, a classifier of cosines, and no
+incomplete batches.
 """
 
 from __future__ import annotations
@@ -18,12 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from icmixup.lab.paper.results import append_rows, experiment, read_rows
 from icmixup.lab.sweep import run_recipes
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.recipe import LONG_TAIL, Recipe
+from icmixup.lab.training.recipe import LONG_TAIL, Recipe, shorten
 from icmixup.lab.training.run_folder import Row
 
 # Two pairs that differ in the loss of mixed images alone: soft targets with logit adjustment, or Infinite
@@ -32,9 +32,15 @@ METHODS = (
     *("balanced", "balanced-mixup-cutmix", "ic-mixup-cutmix"),
     *("balanced-regmixup", "balanced-ic-regmixup"),
 )
+PROCO = {"batch_size": 256, "lr": 0.3, "warmup_epochs": 5, "weight_decay": 2e-4, "cutout": 16}
 RECIPES: dict[str, dict[str, Any]] = {
     "long-tail": {},
-    "proco": {"batch_size": 256, "lr": 0.3, "warmup_epochs": 5, "weight_decay": 2e-4, "cutout": 16},
+    "proco": PROCO,
+    "proco-code": {
+        **PROCO,
+        **{"schedule": "step", "lr_drops": (160, 180), "lr_factor": 0.1, "nesterov": False},
+        **{"cosine_classifier": True, "drop_last": True},
+    },
 }
 
 
@@ -42,14 +48,8 @@ def make_recipes(
     models: Sequence[str], methods: Sequence[str], seeds: int, epochs: int = 200, recipe: str = "long-tail"
 ) -> list[Recipe]:
     """One recipe for each network, method and seed."""
-    base = dataclasses.replace(
-        LONG_TAIL,
-        imbalance=0.01,
-        epochs=epochs,
-        eval_every=epochs,
-        compile=torch.cuda.is_available(),
-        **RECIPES[recipe],
-    )
+    base = dataclasses.replace(LONG_TAIL, imbalance=0.01, **RECIPES[recipe])
+    base = dataclasses.replace(shorten(base, epochs), eval_every=epochs)
     return [
         dataclasses.replace(base, model=model, method=method, seed=seed)
         for seed in range(seeds)
