@@ -18,12 +18,12 @@ import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from icmixup.lab.paper.results import append_rows, experiment, read_rows
 from icmixup.lab.sweep import run_recipes
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.recipe import LONG_TAIL, Recipe, shorten
+from icmixup.lab.training.recipe import LONG_TAIL, Precision, Recipe, shorten
 from icmixup.lab.training.run_folder import Row
 
 # Two pairs that differ in the loss of mixed images alone: soft targets with logit adjustment, or Infinite
@@ -45,10 +45,15 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 def make_recipes(
-    models: Sequence[str], methods: Sequence[str], seeds: int, epochs: int = 200, recipe: str = "long-tail"
+    models: Sequence[str],
+    methods: Sequence[str],
+    seeds: int,
+    epochs: int = 200,
+    recipe: str = "long-tail",
+    precision: Precision = "auto",
 ) -> list[Recipe]:
     """One recipe for each network, method and seed."""
-    base = dataclasses.replace(LONG_TAIL, imbalance=0.01, **RECIPES[recipe])
+    base = dataclasses.replace(LONG_TAIL, imbalance=0.01, precision=precision, **RECIPES[recipe])
     base = dataclasses.replace(shorten(base, epochs), eval_every=epochs)
     return [
         dataclasses.replace(base, model=model, method=method, seed=seed)
@@ -86,13 +91,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=200)
     parser.add_argument("--recipe", choices=list(RECIPES), default="long-tail")
+    parser.add_argument(
+        "--precision", choices=get_args(Precision), default="auto", help="bfloat16 on a CPU too"
+    )
     parser.add_argument("--results", type=Path, default=Path("results/long_tail.csv"))
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--out", type=Path, default=Path("runs/long-tail"))
     parser.add_argument("--workers", type=int, default=5, help="concurrent runs")
     parser.add_argument("--device")
     args = parser.parse_args()
-    recipes = make_recipes(args.models, args.methods, args.seeds, args.epochs, args.recipe)
+    recipes = make_recipes(args.models, args.methods, args.seeds, args.epochs, args.recipe, args.precision)
     todo = without_finished(recipes, args.results)
     print(f"{len(todo)} of {len(recipes)} runs have no row in {args.results}", flush=True)
     execution = Execution(out=args.out, data_dir=args.data_dir, device=args.device, workers=args.workers)
