@@ -145,6 +145,32 @@ def test_values_stay_within_their_span_and_those_that_are_zero_or_unused_are_not
     assert tuned_values(without) == {"lr": RECIPE.lr}
 
 
+def test_logit_adjustment_is_tuned_in_the_methods_that_adjust_and_starts_with_the_strength_given() -> None:
+    def searched(method: str, tau: float | None = None) -> dict[str, float]:
+        found = tuned_values(dataclasses.replace(RECIPE, method=method, adjust_tau=tau))
+        return {name: value for name, value in found.items() if name not in ("lr", "weight_decay")}
+
+    assert searched("balanced") == {"adjust_tau": 1.0}
+    assert searched("balanced", 1.5) == {"adjust_tau": 1.5}
+    assert searched("balanced-ic-regmixup") == {"alpha": 1.0, "adjust_tau": 1.0}
+    assert searched("ic-mixup", 1.5) == {"alpha": 0.2}
+    assert searched("balanced", 0.0) == {}
+
+
+def test_the_table_has_the_tau_that_was_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, "--tune", "3", "--methods", "erm", "balanced", "--imbalance", "0.5") == 0
+    out = capsys.readouterr().out
+    comparison = read_comparison(tmp_path / "tuned" / "comparison.json")
+    recipe = comparison.recipe_of("balanced")
+    tau = recipe.method_at(0).adjust_tau
+    assert "decay, alpha, tau" in out
+    assert re.search(rf"{recipe.lr:.3g} {recipe.weight_decay:.3g} . {tau:.3g}", out)
+    assert {row["adjust_tau"] for row in comparison.rows if row["method"] == "erm"} == {None}
+    with (tmp_path / "tuned" / "tuning.csv").open() as file:
+        tried = {line["adjust_tau"] for line in csv.DictReader(file) if line["method"] == "balanced"}
+    assert len(tried) == 3
+
+
 def test_the_search_uses_its_results() -> None:
     """If only small learning rates score, later suggestions are smaller than those of the first rounds."""
     search = Search(dataclasses.replace(RECIPE, method="erm"))

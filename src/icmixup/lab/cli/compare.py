@@ -51,7 +51,7 @@ it in a browser, and is rewritten after every run: --open opens it while the run
   icmixup compare cifar10 --recipe paper --baseline erm        the paper's recipe, differences to ERM
   icmixup compare digits --seeds auto --max-seeds 8            as many seeds as it takes to find the best
   icmixup compare path/to/few/images --folds 5                 cross-validation instead of a test set
-  icmixup compare path/to/images --tune 10                     learning rate, weight decay and alpha of each
+  icmixup compare path/to/images --tune 10                     tune learning rate, weight decay, alpha, tau
   icmixup compare path/to/photos --model resnet50.a1_in1k --weights pretrained        fine-tune
   icmixup compare path/to/photos --model resnet50.a1_in1k --weights pretrained --train head
   icmixup compare features.npz                                 a linear head on features, in seconds"""
@@ -93,8 +93,8 @@ class CompareFlags(RecipeGroups):
     """Cross-validation, for data too small for a test set: all images of DATA, training and test, in this
     many folds, each of which is tested by networks trained on the others. Takes as many times longer."""
     tune: int | None = None
-    """Trials per method to choose its learning rate, weight decay and alpha on a quarter of the training
-    images, before it is trained with all seeds on all of them."""
+    """Trials per method to choose its learning rate, weight decay, alpha, and strength of logit adjustment on
+    a quarter of the training images, before it is trained with all seeds on all of them."""
     recipe: RecipeName | None = None
     """Starting point that other flags modify: the paper's recipe, a strong recipe of today, a quick one for a
     laptop and tiny images, finetune for pretrained weights, or head for a linear head on features. By default

@@ -109,8 +109,8 @@ def compare(
         seeds: a number of seeds, or the seeds.
         optimizer: "sgd" or "adamw". Without `lr`, SGD starts at 0.05 and AdamW at 0.001.
         baseline: method that differences refer to; "mixup" if it is compared, otherwise the first.
-        tune: trials per method to choose learning rate, weight decay and alpha on a quarter of the training
-            data, before all seeds are trained on all of it.
+        tune: trials per method to choose learning rate, weight decay, alpha, and strength of logit adjustment
+            on a quarter of the training data, before all seeds are trained on all of it.
         transform: applied to every training input whenever it is read, before it is mixed; may be random. It
             gets a tensor, (channels, H, W) uint8 for images.
         test_transform: the same for test inputs; must not be random.

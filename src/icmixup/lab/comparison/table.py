@@ -91,16 +91,21 @@ def accuracy_columns(comparison: Ranked) -> list[Column]:
 
 
 def tuned_columns(comparison: Comparison) -> list[Column]:
-    """Learning rate, weight decay and alpha of each method, if they were tuned."""
+    """Values of each method, if they were tuned; tau only if there is a method that adjusts logits."""
     if not comparison.tuned:
         return []
+    shown = ["alpha"]
+    if any(comparison.recipe_of(name).method_at(0).uses("adjust_tau") for name in comparison.tuned):
+        shown.append("adjust_tau")
 
     def values(standing: Standing) -> str:
         recipe = comparison.recipe_of(standing.method)
-        alpha = recipe.method_at(0).alpha if recipe.method_at(0).uses("alpha") else None
-        return f"{recipe.lr:.3g} {recipe.weight_decay:.3g} {format_or_dash(alpha, '.3g')}"
+        method = recipe.method_at(0)
+        own = [getattr(method, name) if method.uses(name) else None for name in shown]
+        return " ".join(format_or_dash(value, ".3g") for value in (recipe.lr, recipe.weight_decay, *own))
 
-    return [Column("tuned: lr,\ndecay, alpha", values)]
+    names = ", ".join(("decay", *shown)).replace("adjust_tau", "tau")
+    return [Column(f"tuned: lr,\n{names}", values)]
 
 
 def has_measure(comparison: Ranked, measure: str) -> bool:

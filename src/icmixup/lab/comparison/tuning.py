@@ -1,4 +1,4 @@
-"""--tune N: learning rate, weight decay and alpha of each method, chosen on a part of the training images.
+"""--tune N: the values of each method that matter most, chosen on a part of the training images.
 
 Every method gets the same number of trials. A trial is an ordinary run, in the folder `trials` beside the
 other runs: it trains on three quarters of the training images and is scored on the rest, never on the test
@@ -7,6 +7,10 @@ the validation images.
 
 Trials are suggested by Optuna, with a seeded sampler, in rounds of a fixed size: a second command suggests
 the same ones, and finds their runs finished.
+
+Searched are the learning rate, the weight decay, alpha of methods that mix, and the strength of logit
+adjustment of methods that adjust: with a fixed strength the strongest baseline on long tails would be the
+only method whose own setting is not tuned.
 """
 
 from __future__ import annotations
@@ -31,11 +35,10 @@ from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import check_sizes
 from icmixup.lab.training.recipe import Recipe, derive_seed
 from icmixup.lab.training.run_folder import TRIALS_FOLDER, Row, write_atomically
-from icmixup.methods import find_method
 
 TUNING_FILE = "tuning.csv"
 # Values are searched between the recipe's value divided and multiplied by these factors.
-SPANS = {"lr": 10.0, "weight_decay": 10.0, "alpha": 8.0}
+SPANS = {"lr": 10.0, "weight_decay": 10.0, "alpha": 8.0, "adjust_tau": 3.0}
 ROUND = 5  # trials of each method that are suggested before the results of the next ones are known
 DIGITS = 3  # of suggested values
 Values = Mapping[str, float]  # fields of a recipe and their tuned values
@@ -236,14 +239,11 @@ class Search:
 
 
 def tuned_values(recipe: Recipe) -> dict[str, float]:
-    """The values that are searched: a weight decay of 0 stays 0, and not every method has an alpha."""
-    method = find_method(recipe.method)
-    values = {"lr": recipe.lr}
-    if recipe.weight_decay:
-        values["weight_decay"] = recipe.weight_decay
-    if method.uses("alpha"):
-        values["alpha"] = method.alpha if recipe.alpha is None else recipe.alpha
-    return values
+    """The values that are searched: those that the method uses, except a 0, which stays 0."""
+    method = recipe.method_at(0)
+    own = {name: getattr(method, name) for name in ("alpha", "adjust_tau") if method.uses(name)}
+    values = {"lr": recipe.lr, "weight_decay": recipe.weight_decay, **own}
+    return {name: value for name, value in values.items() if value}
 
 
 def scale_values(recipe: Recipe, factors: Values) -> Recipe:
@@ -303,6 +303,7 @@ TRIAL_COLUMNS = (
         "lr",
         "weight_decay",
         "alpha",
+        "adjust_tau",
         "mean_class_accuracy",
         "accuracy",
         "chosen",
