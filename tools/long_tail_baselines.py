@@ -3,40 +3,40 @@
     python tools/long_tail_baselines.py --dataset digits --per-class 100 --imbalance 0.01 --recipe quick \
         --seeds 5 --out runs/long-tail --rows results/long_tail_digits.csv
 
-Runs that are finished are not trained again. Where tau is chosen, a second run of the same seed holds out a
-fifth of its training images; the tau that is best on them is then applied to the run on all images. No choice
-is made on the test images. Differences are to `balanced`, logit adjustment in training. Methods that need
-images are left out on features.
+Runs that are finished are not trained again, and lines that share a run train it once. Where tau is chosen, a
+second run of the same seed holds out a fifth of its training images; the tau that is best on them is then
+applied to the run on all images. No choice is made on the test images. Differences are to `balanced`, logit
+adjustment in training. Methods that need images are left out on features.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any, NamedTuple, get_args
 
 from icmixup.lab.comparison.compare import read_correct
 from icmixup.lab.comparison.statistics import describe_sample, take_look
 from icmixup.lab.datasets import Dataset, DataSpec
 from icmixup.lab.models import weights_digest
+from icmixup.lab.paper.deadline import run_in_time
 from icmixup.lab.paper.results import append_rows
 from icmixup.lab.sweep import run_recipes
+from icmixup.lab.sweep.budget import parse_budget
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.features import mixes_features
 from icmixup.lab.training.loop import training_data
-from icmixup.lab.training.recipe import RECIPES, After, Recipe, read_recipe
+from icmixup.lab.training.recipe import RECIPES, After, Precision, Recipe, read_recipe
 from icmixup.lab.training.retrain import retrain
 from icmixup.lab.training.run_folder import Row
 
 REFERENCE = "balanced"
 HELD_OUT = 0.2
-LOADED: dict[DataSpec, Dataset] = {}
 
 
 class Entry(NamedTuple):
@@ -46,6 +46,10 @@ class Entry(NamedTuple):
     settings: dict[str, Any]
     after: After = "none"
     tau: float | None = None  # None chooses it on held-out images
+
+    @property
+    def chooses_tau(self) -> bool:
+        return self.after in ("adjust", "tau-norm") and self.tau is None
 
 
 def plain(*methods: str) -> tuple[Entry, ...]:
@@ -65,7 +69,10 @@ ENTRIES = (
     Entry("balanced, tau 1.5", {"method": "balanced", "adjust_tau": 1.5}),
     *plain("mixup", "remix", "regmixup", "balanced-mixup", "balanced-regmixup"),
     *plain("ic-mixup", "ic-remix", "ic-regmixup", "ic-balanced-mixup", "balanced-ic-regmixup"),
+    Entry("regmixup, then adjusted, tau chosen", {"method": "regmixup"}, "adjust"),
+    Entry("ic-mixup, then adjusted, tau chosen", {"method": "ic-mixup"}, "adjust"),
     Entry("ic-regmixup, then adjusted, tau chosen", {"method": "ic-regmixup"}, "adjust"),
+    Entry("balanced-regmixup, tau 1.5", {"method": "balanced-regmixup", "adjust_tau": 1.5}),
     Entry("balanced-ic-regmixup, tau 1.5", {"method": "balanced-ic-regmixup", "adjust_tau": 1.5}),
 )
 
@@ -74,46 +81,106 @@ def base_recipe(args: argparse.Namespace) -> Recipe:
     """The named recipe on the given data."""
     given = {
         name: getattr(args, name)
-        for name in ("model", "weights", "per_class", "imbalance", "epochs", "image_size")
+        for name in ("model", "weights", "per_class", "imbalance", "epochs", "image_size", "precision")
         if getattr(args, name) is not None
     }
     recipe = dataclasses.replace(RECIPES[args.recipe], dataset=args.dataset, **given)
     digest = weights_digest(recipe.model, recipe.weights)
-    return dataclasses.replace(recipe, weights_digest=digest, compile=torch.cuda.is_available())
+    return dataclasses.replace(recipe, weights_digest=digest, eval_every=recipe.epochs)
 
 
-def with_data(execution: Execution, recipe: Recipe) -> Execution:
-    """With the images or features of a recipe, loaded once for all methods and seeds."""
-    if recipe.data not in LOADED:
-        LOADED[recipe.data] = training_data(recipe, execution)
-    return dataclasses.replace(execution, dataset=LOADED[recipe.data])
+def trained_recipe(entry: Entry, base: Recipe, seed: int) -> Recipe:
+    """The run of a line, before its classifier is changed."""
+    return dataclasses.replace(base, seed=seed, **entry.settings)
 
 
-def run_entry(entry: Entry, base: Recipe, seeds: Sequence[int], execution: Execution) -> list[Row]:
-    """The rows of all seeds."""
-    recipes = [dataclasses.replace(base, seed=seed, **entry.settings) for seed in seeds]
-    execution = with_data(execution, recipes[0])
-    rows = run_recipes(recipes, execution)
-    if entry.after == "crt":
-        rows = [retrain(execution.out / row["folder"], "crt", execution) for row in rows]
-    elif entry.after != "none":
-        held = [dataclasses.replace(recipe, held_out=HELD_OUT) for recipe in recipes]
-        taus = [entry.tau] * len(rows) if entry.tau is not None else choose_taus(held, entry.after, execution)
-        rows = [
-            retrain(execution.out / row["folder"], entry.after, execution, tau=tau)
-            for row, tau in zip(rows, taus, strict=True)
-        ]
-    print(entry.name, [round(row["accuracy"], 2) for row in rows], flush=True)
-    return rows
+def holding_out(recipe: Recipe) -> Recipe:
+    """The same run without the images on which tau is chosen."""
+    return dataclasses.replace(recipe, held_out=HELD_OUT)
 
 
-def choose_taus(held: Sequence[Recipe], after: After, execution: Execution) -> list[float]:
-    """The best tau of each run on the images that it held out."""
-    execution = with_data(dataclasses.replace(execution, dataset=None), held[0])
-    rows = run_recipes(held, execution)
-    found = [retrain(execution.out / row["folder"], after, execution)["tau_used"] for row in rows]
-    print(f"tau chosen on held-out images: {found}", flush=True)
-    return [float(tau) for tau in found]
+class Session:
+    """Trains the runs of all lines, each once, then makes the lines from them.
+
+    Args:
+        execution: where runs are, and on what they are trained.
+        rows: file that every row is appended to as soon as it is there.
+        seconds: runs that are not expected to end within this time are not started.
+    """
+
+    def __init__(self, execution: Execution, rows: Path | None = None, seconds: float | None = None) -> None:
+        self.execution, self.rows = execution, rows
+        self.end = None if seconds is None else time.monotonic() + seconds
+        self.trained: dict[Recipe, Row] = {}
+        self.loaded: dict[DataSpec, Dataset] = {}
+
+    def on_data_of(self, recipe: Recipe) -> Execution:
+        """With the images or features of a recipe, loaded once for all methods and seeds."""
+        if recipe.data not in self.loaded:
+            self.loaded[recipe.data] = training_data(recipe, self.execution)
+        return dataclasses.replace(self.execution, dataset=self.loaded[recipe.data])
+
+    def train(self, recipes: Sequence[Recipe], keep: Collection[Recipe]) -> None:
+        """Train runs on the same images; rows of those in `keep` are rows of the table."""
+        if not recipes:
+            return
+        by_key = {recipe.key: recipe for recipe in recipes}
+
+        def on_row(row: Row) -> None:
+            recipe = by_key[row["key"]]
+            self.trained[recipe] = row
+            print(f"trained {recipe.title}: {row['accuracy']:.2f} %", flush=True)
+            if recipe in keep:
+                self.append(row)
+
+        execution = self.on_data_of(recipes[0])
+        if self.end is None:
+            run_recipes(recipes, execution, on_row=on_row)
+        else:
+            run_in_time(recipes, execution, self.end - time.monotonic(), on_row)
+
+    def make(self, entry: Entry, recipe: Recipe) -> Row | None:
+        """The row of a line for one seed; None if a run that it needs has not been trained."""
+        if recipe not in self.trained:
+            return None
+        if entry.after == "none":
+            return self.trained[recipe]
+        tau = entry.tau
+        if entry.chooses_tau:
+            held = holding_out(recipe)
+            if held not in self.trained:
+                return None
+            tau = float(self.retrain(held, entry.after)["tau_used"])
+        row = self.retrain(recipe, entry.after, tau)
+        self.append(row)
+        return row
+
+    def retrain(self, recipe: Recipe, how: After, tau: float | None = None) -> Row:
+        folder = self.execution.out / self.trained[recipe]["folder"]
+        return retrain(folder, how, self.on_data_of(recipe), tau=tau)
+
+    def append(self, row: Row) -> None:
+        if self.rows is not None:
+            append_rows(self.rows, [(as_recipe(row), row)])
+
+
+def run_lines(
+    entries: Sequence[Entry], base: Recipe, seeds: Sequence[int], session: Session
+) -> dict[str, list[Row]]:
+    """The rows of each line; the first seed of all lines is trained before the second of any."""
+    lines = [(entry, trained_recipe(entry, base, seed)) for seed in seeds for entry in entries]
+    whole = list(dict.fromkeys(recipe for _, recipe in lines))
+    held = list(dict.fromkeys(holding_out(recipe) for entry, recipe in lines if entry.chooses_tau))
+    session.train(whole, {recipe for entry, recipe in lines if entry.after == "none"})
+    session.train(held, ())
+    found: dict[str, list[Row]] = {entry.name: [] for entry in entries}
+    for entry, recipe in sorted(lines, key=lambda line: line[0].after == "crt"):  # the slow ones last
+        row = session.make(entry, recipe)
+        if row is None:
+            print(f"{entry.name}, seed {recipe.seed}: not trained within --budget", flush=True)
+        else:
+            found[entry.name].append(row)
+    return found
 
 
 def as_recipe(row: Row) -> Recipe:
@@ -164,23 +231,23 @@ def main() -> None:
     parser.add_argument("--device")
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--out", type=Path, default=Path("runs/long-tail"))
+    parser.add_argument("--precision", choices=get_args(Precision), help="bfloat16 on a CPU too")
+    parser.add_argument("--budget", help="start only runs that are expected to end within this, such as 9m")
     parser.add_argument("--rows", type=Path, help="CSV file to append the rows to")
     parser.add_argument("--only", nargs="+", default=["*"], help="lines of the table, for example 'erm*'")
     args = parser.parse_args()
     base, seeds = base_recipe(args), range(args.seeds)
     execution = Execution(out=args.out, data_dir=args.data_dir, device=args.device, workers=args.workers)
-    named: list[Row] = []
     kept = [e for e in ENTRIES if base.train == "all" or mixes_features(e.settings["method"])]
     kept = [e for e in kept if any(fnmatch(e.name, pattern) for pattern in args.only)]
     if not kept:
         parser.error(f"--only {' '.join(args.only)} matches no line of {', '.join(e.name for e in ENTRIES)}")
-    for entry in kept:
-        rows = run_entry(entry, base, seeds, execution)
-        if args.rows is not None:
-            append_rows(args.rows, [(as_recipe(row), row) for row in rows])
-        named += [row | {"method": entry.name} for row in rows]
-    if any(entry.name == REFERENCE for entry in kept):
-        print_table(named, [entry.name for entry in kept], seeds, args.out)
+    session = Session(execution, args.rows, None if args.budget is None else parse_budget(args.budget))
+    found = run_lines(kept, base, seeds, session)
+    whole = {name: rows for name, rows in found.items() if len(rows) == len(seeds)}
+    if REFERENCE in whole:
+        named = [row | {"method": name} for name, rows in whole.items() for row in rows]
+        print_table(named, list(whole), seeds, args.out)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from icmixup.lab.paper.deadline import run_in_time
 from icmixup.lab.paper.results import append_rows, experiment, read_rows
 from icmixup.lab.sweep import run_recipes
+from icmixup.lab.sweep.budget import parse_budget
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.recipe import LONG_TAIL, Precision, Recipe, shorten
 from icmixup.lab.training.run_folder import Row
@@ -69,7 +71,9 @@ def without_finished(recipes: Sequence[Recipe], results: Path) -> list[Recipe]:
     return [recipe for recipe in recipes if (experiment(recipe), recipe.seed) not in done]
 
 
-def run_and_append(recipes: Sequence[Recipe], execution: Execution, results: Path) -> None:
+def run_and_append(
+    recipes: Sequence[Recipe], execution: Execution, results: Path, budget: str | None = None
+) -> None:
     by_key = {recipe.key: recipe for recipe in recipes}
 
     def keep(row: Row) -> None:
@@ -79,7 +83,10 @@ def run_and_append(recipes: Sequence[Recipe], execution: Execution, results: Pat
             flush=True,
         )
 
-    run_recipes(recipes, execution, on_row=keep)
+    if budget is None:
+        run_recipes(recipes, execution, on_row=keep)
+    else:
+        run_in_time(recipes, execution, parse_budget(budget), keep)
 
 
 def main() -> None:
@@ -97,6 +104,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("results/long_tail.csv"))
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--out", type=Path, default=Path("runs/long-tail"))
+    parser.add_argument("--budget", help="start only runs that are expected to end within this, such as 9m")
     parser.add_argument("--workers", type=int, default=5, help="concurrent runs")
     parser.add_argument("--device")
     args = parser.parse_args()
@@ -104,7 +112,7 @@ def main() -> None:
     todo = without_finished(recipes, args.results)
     print(f"{len(todo)} of {len(recipes)} runs have no row in {args.results}", flush=True)
     execution = Execution(out=args.out, data_dir=args.data_dir, device=args.device, workers=args.workers)
-    run_and_append(todo, execution, args.results)
+    run_and_append(todo, execution, args.results, args.budget)
 
 
 if __name__ == "__main__":

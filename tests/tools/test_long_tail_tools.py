@@ -36,12 +36,33 @@ def test_rows_of_methods_and_of_what_is_done_after_training_are_written(
     kinds = [(row["method"], row["after"], row["seed"]) for row in found]
     both = ("0", "1")
     assert kinds == [
-        *(("erm", "adjust", seed) for seed in both),
-        *(("erm", "tau-norm", seed) for seed in both),
         *(("balanced", "none", seed) for seed in both),
+        *(("erm", how, seed) for seed in both for how in ("adjust", "tau-norm")),
     ]
-    assert [row["after_tau"] for row in found[:2]] == ["1.0", "1.0"]
+    assert {row["after_tau"] for row in found if row["after"] == "adjust"} == {"1.0"}
     assert all(f"| {name} |" in printed for name in LINES)
+    # One run for both lines, and one that holds out images.
+    assert printed.count("trained digits-20each-lt0.2.small-cnn.erm.s0") == 2
+
+
+def test_runs_that_would_not_end_in_time_are_not_started_and_their_lines_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = tmp_path / "rows.csv"
+    data = ("--dataset", "digits", "--per-class", "20", "--imbalance", "0.2", "--recipe", "quick")
+    short = ("--epochs", "1", "--seeds", "1", "--device", "cpu", "--out", str(tmp_path / "runs"))
+    run_baselines(*data, *short, "--rows", str(rows), "--budget", "1h", "--only", *LINES)
+    assert rows.read_text().count("\n") == 4  # a header, and a row for each line
+    assert "not trained" not in capsys.readouterr().out
+    long = ("--epochs", "200", "--seeds", "3", "--device", "cpu", "--out", str(tmp_path / "long"))
+    run_baselines(*data, *long, "--budget", "1s", "--only", "balanced")
+    printed = capsys.readouterr().out
+    assert printed.count("trained digits") == 1
+    assert [f"balanced, seed {seed}: not trained within --budget" in printed for seed in range(3)] == [
+        False,
+        True,
+        True,
+    ]
 
 
 def test_lines_that_do_not_exist_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,11 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from icmixup.lab.sweep import run_recipes
 from icmixup.lab.sweep.budget import work
+from icmixup.lab.sweep.local import count_workers
 from icmixup.lab.sweep.speed import estimate_seconds
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import RunProgress, load_recipe_data
 from icmixup.lab.training.recipe import Recipe
+from icmixup.lab.training.run_folder import Row
 
 MEASURED_SECONDS = 20.0  # of training, before its speed is trusted more than that of earlier results
 
@@ -71,6 +74,22 @@ class Deadline:
         began, before = self.start
         passed, done = self.clock() - began, self.worked() - before
         return passed / done if passed >= MEASURED_SECONDS and done > 0 else self.seconds_each
+
+
+def run_in_time(
+    recipes: Sequence[Recipe],
+    execution: Execution,
+    seconds: float,
+    on_row: Callable[[Row], None] | None = None,
+) -> list[Row]:
+    """run_recipes for those recipes that are expected to end within `seconds`; the others are not started.
+
+    Nothing is known of the machine at first: one run for each worker starts in any case, and their speed
+    decides about the others.
+    """
+    concurrent = count_workers(max(1, len(recipes)), execution.device, execution.workers)
+    deadline = Deadline(recipes, seconds, concurrent, 0.0)
+    return run_recipes([], execution, on_row=on_row, on_progress=deadline.listen, more=deadline.more)
 
 
 def measure_work(recipe: Recipe, execution: Execution) -> float:
