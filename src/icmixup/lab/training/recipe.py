@@ -314,7 +314,8 @@ class Mixing:
     alpha: float | None = None
     """lam ~ Beta(alpha, alpha)."""
     mode: Mode | None = None
-    """Draw one lam per batch, or one per elem or pair."""
+    """Draw one lam for the batch, for each image (elem), or for each pair of images that are each other's
+    partner (pair)."""
     duplicates: Duplicates | None = None
     """Treat pairs with the same classifier as negative, ignore them, or treat them as positive."""
     negatives: tuple[str, ...] | None = None
