@@ -505,15 +505,6 @@ def test_the_tests_of_the_long_tail_recipe_are_computed_from_their_rows() -> Non
         for cell, (model, batch_size) in zip(cells, LONG_TAIL_TESTED, strict=True):
             found = accuracies(rows_of="long_tail.csv", method=method, model=model, batch_size=batch_size)
             assert cell == (f"{spread(found)} ({len(found)})" if found else "")
-    adjusted = accuracies(rows_of="long_tail.csv", method="balanced", batch_size="256")
-    form = {"method": "balanced-ic-regmixup", "model": "resnet32", "batch_size": "128"}
-    ours = accuracies(rows_of="long_tail.csv", **form)
-    mixed = accuracies(rows_of="long_tail.csv", method="balanced-regmixup", batch_size="256")
-    said = (
-        f"{fmean(adjusted):.1f} % with logit adjustment, {fmean(mixed):.1f} % if mixed images are added, and "
-        f"{fmean(ours):.1f} % with our best form"
-    )
-    assert said in flat(README)
 
 
 def test_refinements_of_the_long_tail_recipe_are_computed_from_their_rows() -> None:
@@ -744,15 +735,6 @@ def test_the_table_of_baselines_is_the_rows(data: str, word: str, seeds: int) ->
         assert [accuracy, few] == [f"{value:.1f}" for value in means[label]]
         gap = means[label][0] - means["`balanced`"][0]
         assert difference.split(" [")[0] == ("" if label == "`balanced`" else f"{gap:+.1f}")
-
-
-def test_the_readme_s_baselines_for_long_tails_are_those_of_the_findings() -> None:
-    birds, cifar = (
-        {row[0]: row[1] for row in table_under(f"accuracy over {word} seeds")} for word in ("four", "three")
-    )
-    printed = table_under("LT birds 0.1, %", README)
-    assert len(printed) == 7
-    assert [row[1:] for row in printed] == [[birds[row[0]], cifar[row[0]]] for row in printed]
 
 
 FINETUNING = ROOT / "docs" / "finetuning.md"
