@@ -55,9 +55,9 @@ class TrainFlags(RecipeGroups):
     recipe: RecipeName | None = None
     """Starting point that other flags modify: the paper's recipe; a strong recipe of today; long-tail, for
     long tails of small images; quick, for a laptop and tiny images; finetune, for pretrained weights; or
-    head, for a linear head on features. By default finetune with --weights, head with --train head, quick for digits or
-    without a GPU, otherwise strong. The defaults in this help are those of quick; with --recipe NAME --help
-    they are those of NAME."""
+    head, for a linear head on features. By default finetune with --weights, head with --train head, quick for
+    digits or without a GPU, otherwise strong. The defaults in this help are those of quick; with --recipe
+    NAME --help they are those of NAME."""
     out: Path = Path("runs")
     """Folder of all runs."""
     where: Where = field(default_factory=Where)
