@@ -610,7 +610,7 @@ HEAD = Recipe(
     eval_every=60,
 )
 # Photos, with recipes for small images: padding by 4 hardly changes 224 pixels. Not with quick, whose short
-# runs showed no clear gain (results/photo_crop.csv, docs/photos.md).
+# runs showed no clear gain (results/photo_crop.csv, docs/log.md).
 PHOTO_AUGMENTATION: dict[str, Any] = {
     "random_resized_crop": 0.35,
     "padding": 0,
