@@ -168,7 +168,8 @@ class Subset:
     fraction: float = 1.0
     """Fraction of the training images of each class to use."""
     per_class: int | None = None
-    """Training images per class, at most those of the smallest class; all of them by default."""
+    """Training images per class (with --imbalance, of the largest), at most those of the smallest class; all
+    of them by default."""
     imbalance: float = 1.0
     """Size of the smallest class relative to the largest: 0.01 (or 100) makes a long tail."""
     data_seed: int = 0
@@ -181,8 +182,8 @@ class Subset:
     """Share of the chosen training images of each class that is not trained on: `icmixup retrain` chooses tau
     on them. Classes with one image keep it."""
     tail_draw: TailDraw = "seeded"
-    """Which images of a long tail are kept: by our seed, or as in the code of LDAM (the same images, for
-    CIFAR and --data-seed 0)."""
+    """Which images of a long tail are kept: drawn from --data-seed, or as in the code of LDAM (the same
+    images, for CIFAR in the publisher's order and --data-seed 0)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,7 +313,7 @@ class Mixing:
     """Settings of the method. By default, those of the table of methods."""
 
     alpha: float | None = None
-    """lam ~ Beta(alpha, alpha)."""
+    """lam ~ Beta(alpha, alpha): 0.2 leaves most images nearly pure, 20 mixes nearly half and half."""
     mode: Mode | None = None
     """Draw one lam for the batch, for each image (elem), or for each pair of images that are each other's
     partner (pair)."""
@@ -321,7 +322,7 @@ class Mixing:
     negatives: tuple[str, ...] | None = None
     """What an image is contrasted with on the class axis: pairs, sources, classes, or pairs classes."""
     temperature: float | None = None
-    """Divides the mixed scores."""
+    """Divides the scores of the Infinite Class loss."""
     label_smoothing: float | None = None
     """Share of every label that is spread over all classes."""
     kappa: float | None = None
