@@ -567,6 +567,14 @@ def test_the_readme_s_table_is_computed_from_its_rows() -> None:
     assert table_under("seeds", README) == [readme_line(setting) for setting in README_TABLE]
 
 
+def test_the_range_of_gains_in_the_readme_is_that_of_its_table() -> None:
+    gains = sorted(
+        float(row[4].split()[0]) for row in table_under("seeds", README) if row[0].startswith("LT")
+    )
+    said = f"{gains[1]:.1f} to {gains[-1]:.1f} points better than Mixup, with one exception"
+    assert said in flat(README)
+
+
 def filled_tables() -> list[FilledTable]:
     index = index_results(read_rows(ROOT / "results" / "runs.csv").rows)
     return [fill_table(table, index) for table in PAPER_TABLES]
