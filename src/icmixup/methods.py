@@ -40,7 +40,7 @@ class Method:
     # How inputs are mixed.
     draw: Draw
     alpha: float = 0.2  # lam ~ Beta(alpha, alpha)
-    mode: Mode = "batch"  # one lam for the batch, or one for each elem or pair
+    mode: Mode = "batch"  # one lam for the batch, each image ("elem"), or each mutual pair
     prob: float = 1.0  # of mixing a batch at all
     cutmix_alpha: float = 1.0  # of CutMix, where Mixup and CutMix alternate
     switch_prob: float = 0.5  # of CutMix, where the two alternate

@@ -279,7 +279,7 @@ def test_the_readme_is_short_and_in_order() -> None:
     titles = re.findall(r"^## (.+)$", text, re.M)
     assert titles == [
         *("Four lines in your loop", "Install", "Does it help?", "Try it on your data"),
-        *("What is reproduced so far", "Read more", "Citation", "Licence"),
+        *("Reproduction of the paper", "Read more", "Citation", "Licence"),
     ]
     assert all(command in section(README, "Install") for command in ("$ make demo", "$ make test"))
 

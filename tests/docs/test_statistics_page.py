@@ -86,7 +86,7 @@ def summary() -> str:
     thrice = wrong_claims("equal, one 3 times as unstable")
     tenfold = wrong_claims("equal, one 10 times as unstable")
     return (
-        f"With eight equal methods, a sole winner was declared in at most {winner:.1f} % of trials (3 to "
+        f"With eight equal methods, a sole winner was declared in {winner:.1f} % of trials (3 to "
         f"10 seeds). Any wrong claim about any pair was made in at most {wrong:.1f} %; in at most "
         f"{thrice:.1f} % if one method varies three times as much over seeds, and {tenfold:.1f} % if "
         "ten times."

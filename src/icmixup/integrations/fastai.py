@@ -31,9 +31,9 @@ class MixBatches(Callback):
     The loss of the Learner stays in place for validation and prediction, on batches that are not mixed.
 
     Args:
-        method: a Method, or a name of METHODS whose inputs are mixed in pixels.
+        method: a Method that icmixup.Mixer takes, or its name in METHODS.
         num_classes: C; the number of classes of the DataLoaders (`dls.c`) if not given.
-        class_counts: (C,) training images of each class; needed for Remix.
+        class_counts: (C,) training images of each class; required if the method depends on class sizes.
         generator: source of all randomness.
     """
 

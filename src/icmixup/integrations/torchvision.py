@@ -28,7 +28,7 @@ LabelsGetter = Callable[[Any], Any]
 
 
 class MixBatch(v2.Transform):
-    """Mix a batch of images and labels by any method whose inputs are mixed in pixels.
+    """Mix a batch of images and labels by any method that icmixup.Mixer takes.
 
     Takes what v2.MixUp takes, for example images and labels, or a dict with the key "labels", and returns the
     same structure with mixed images and (B, C) targets. Partners are drawn at random, while v2.MixUp pairs
@@ -37,7 +37,7 @@ class MixBatch(v2.Transform):
     Args:
         method: a Method, or a name of METHODS.
         num_classes: C.
-        class_counts: (C,) training images of each class; needed for Remix.
+        class_counts: (C,) training images of each class; required if the method depends on class sizes.
         labels_getter: from the arguments of a call to its (B,) labels or (B, C) shares, a tensor of the batch
             itself and not a copy. By default the second item of a tuple, or the item "labels" or "label" of a
             dict.

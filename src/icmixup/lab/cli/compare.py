@@ -74,8 +74,8 @@ class CompareFlags(RecipeGroups):
     dataset: conf.Positional[str] = "digits"
     """digits, cifar10, cifar100, cifair10, cifair100, a folder of images, hf:owner/name, or features.npz."""
     methods: tuple[str, ...] | None = None
-    """Methods to compare, separated by spaces or commas; by default a selection for balanced or for
-    long-tailed classes."""
+    """Methods to compare, rows of the table of methods separated by spaces or commas; by default a selection
+    for balanced or for long-tailed classes."""
     seeds: int | Literal["auto"] = 3
     """Number of seeds per method; an interval needs at least two and narrows with more. auto adds seeds
     until the best method is found, and drops methods that are clearly behind."""
@@ -96,11 +96,14 @@ class CompareFlags(RecipeGroups):
     """Trials per method to choose its learning rate, weight decay, alpha, and strength of logit adjustment on
     a quarter of the training images, before it is trained with all seeds on all of them."""
     recipe: RecipeName | None = None
-    """Starting point that other flags modify: the paper's recipe, a strong recipe of today, a quick one for a
-    laptop and tiny images, finetune for pretrained weights, or head for a linear head on features. By default
-    finetune with --weights, head with --train head, quick for digits or without a GPU, otherwise strong."""
+    """Starting point that other flags modify: the paper's recipe; a strong recipe of today; long-tail, for
+    long tails of small images; quick, for a laptop and tiny images; finetune, for pretrained weights; or
+    head, for a linear head on features. By default finetune with --weights, head with --train head, quick for
+    digits or without a GPU, otherwise strong. The defaults in this help are those of quick; with --recipe
+    NAME --help they are those of NAME."""
     model: str = "resnet34"
-    """resnet18, resnet34, resnet50, resnet32, wrn16-8, small-cnn, any timm model, or local-dir:FOLDER."""
+    """resnet18, resnet34, resnet50, resnet32, resnet32x4, wrn16-8, small-cnn, any timm model, or
+    local-dir:FOLDER."""
     seed: int = 0
     """First seed; a seed determines initial weights, order of images, augmentation and mixing."""
     out: Path = Path("runs")

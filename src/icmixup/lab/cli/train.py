@@ -41,20 +41,23 @@ class TrainFlags(RecipeGroups):
     """Train one run on a dataset or a folder of images."""
 
     data_name: Annotated[conf.Positional[str | None], conf.arg(metavar="DATA")] = None
-    """digits, cifar10, cifar100, cifair10, cifair100, a folder of images, or hf:owner/name; digits by
-    default."""
+    """digits, cifar10, cifar100, cifair10, cifair100, a folder of images, hf:owner/name, or features.npz;
+    digits by default."""
     dataset_flag: Annotated[str | None, conf.arg(name="dataset")] = None
     """The same as DATA."""
     model: str = "resnet34"
-    """resnet18, resnet34, resnet50, resnet32, wrn16-8, small-cnn, or any timm model name."""
+    """resnet18, resnet34, resnet50, resnet32, resnet32x4, wrn16-8, small-cnn, any timm model, or
+    local-dir:FOLDER."""
     method: str = "ic-mixup"
     """A row of the table of methods: erm, mixup, ic-mixup, ..."""
     seed: int = 0
     """Seed of initial weights, order of images, augmentation and mixing."""
     recipe: RecipeName | None = None
-    """Starting point that other flags modify: the paper's recipe, a strong recipe of today, a quick one for a
-    laptop and tiny images, finetune for pretrained weights, or head for a linear head on features. By default
-    finetune with --weights, head with --train head, quick for digits or without a GPU, otherwise strong."""
+    """Starting point that other flags modify: the paper's recipe; a strong recipe of today; long-tail, for
+    long tails of small images; quick, for a laptop and tiny images; finetune, for pretrained weights; or
+    head, for a linear head on features. By default finetune with --weights, head with --train head, quick for
+    digits or without a GPU, otherwise strong. The defaults in this help are those of quick; with --recipe
+    NAME --help they are those of NAME."""
     out: Path = Path("runs")
     """Folder of all runs."""
     where: Where = field(default_factory=Where)

@@ -168,7 +168,8 @@ class Subset:
     fraction: float = 1.0
     """Fraction of the training images of each class to use."""
     per_class: int | None = None
-    """Training images per class, at most those of the smallest class; all of them by default."""
+    """Training images per class (with --imbalance, of the largest), at most those of the smallest class; all
+    of them by default."""
     imbalance: float = 1.0
     """Size of the smallest class relative to the largest: 0.01 (or 100) makes a long tail."""
     data_seed: int = 0
@@ -181,8 +182,8 @@ class Subset:
     """Share of the chosen training images of each class that is not trained on: `icmixup retrain` chooses tau
     on them. Classes with one image keep it."""
     tail_draw: TailDraw = "seeded"
-    """Which images of a long tail are kept: by our seed, or as in the code of LDAM (the same images, for
-    CIFAR and --data-seed 0)."""
+    """Which images of a long tail are kept: drawn from --data-seed, or as in the code of LDAM (the same
+    images, for CIFAR in the publisher's order and --data-seed 0)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,15 +313,16 @@ class Mixing:
     """Settings of the method. By default, those of the table of methods."""
 
     alpha: float | None = None
-    """lam ~ Beta(alpha, alpha)."""
+    """lam ~ Beta(alpha, alpha): 0.2 leaves most images nearly pure, 20 mixes nearly half and half."""
     mode: Mode | None = None
-    """Draw one lam per batch, or one per elem or pair."""
+    """Draw one lam for the batch, for each image (elem), or for each pair of images that are each other's
+    partner (pair)."""
     duplicates: Duplicates | None = None
     """Treat pairs with the same classifier as negative, ignore them, or treat them as positive."""
     negatives: tuple[str, ...] | None = None
     """What an image is contrasted with on the class axis: pairs, sources, classes, or pairs classes."""
     temperature: float | None = None
-    """Divides the mixed scores."""
+    """Divides the scores of the Infinite Class loss."""
     label_smoothing: float | None = None
     """Share of every label that is spread over all classes."""
     kappa: float | None = None
@@ -609,7 +611,7 @@ HEAD = Recipe(
     eval_every=60,
 )
 # Photos, with recipes for small images: padding by 4 hardly changes 224 pixels. Not with quick, whose short
-# runs showed no clear gain (results/photo_crop.csv, docs/photos.md).
+# runs showed no clear gain (results/photo_crop.csv, docs/log.md).
 PHOTO_AUGMENTATION: dict[str, Any] = {
     "random_resized_crop": 0.35,
     "padding": 0,
