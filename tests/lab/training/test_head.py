@@ -128,6 +128,24 @@ def test_features_of_an_interrupted_command_are_kept(
     torch.testing.assert_close(again.train.images, whole.train.images, rtol=1e-3, atol=1e-4)
 
 
+def test_without_a_terminal_lines_tell_how_many_features_are_computed(
+    recipe: Recipe,
+    digits: Dataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(module, "PART", 100)
+    monkeypatch.setattr(module, "SAVE_SECONDS", 0.0)
+    feature_dataset(recipe, digits, tmp_path / "shown", CPU, show_progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    images = torch.cat([digits.train.images, digits.test.images]).flatten(1).unique(dim=0)
+    assert lines[0] == f"features of 100 of {len(images):,} images"
+    assert lines[-1] == f"features of {len(images):,} of {len(images):,} images"
+    feature_dataset(recipe, digits, tmp_path / "silent", CPU)
+    assert capsys.readouterr().err == ""
+
+
 def test_features_keep_the_names_of_their_files(recipe: Recipe, digits: Dataset, tmp_path: Path) -> None:
     names = tuple(f"{row}.png" for row in range(len(digits.test)))
     data = replace(digits, test=replace(digits.test, file_names=names))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import sys
 import time
 import zipfile
 from collections.abc import Callable
@@ -56,7 +57,7 @@ def feature_dataset(
 
     Args:
         folder: of stored features.
-        show_progress: show a progress bar on stderr.
+        show_progress: show a progress bar on stderr; a line now and then if that is not a terminal.
     """
     path = folder / f"{features_key(recipe, images)}.npz"
     known = read_known(path)
@@ -124,14 +125,18 @@ def store_features(
     path: Path, known: Known, compute: Callable[[Part], Known], parts: list[Part], show_progress: bool
 ) -> Known:
     """Compute the features of all parts; they are stored from time to time, and when interrupted."""
-    saved = time.monotonic()
+    saved, before = time.monotonic(), len(known)
+    total = sum(len(part.rows) for part in parts)
     console = Console(stderr=True)
+    has_bar = show_progress and console.is_terminal
     try:
-        for part in track(parts, "computing features", console=console, disable=not show_progress):
+        for part in track(parts, "computing features", console=console, disable=not has_bar):
             known = known | compute(part)
             if time.monotonic() - saved > SAVE_SECONDS:
                 write_known(path, known)
                 saved = time.monotonic()
+                if show_progress and not has_bar:
+                    print(f"features of {len(known) - before:,} of {total:,} images", file=sys.stderr)
     finally:
         if known:
             write_known(path, known)

@@ -137,8 +137,7 @@ def training_data(recipe: Recipe, execution: Execution) -> Dataset:
         check_feature_methods((recipe.method,))
     if recipe.train == "head" and not data.is_features:
         folder, device = execution.out / "features", pick_device(execution.device)
-        shown = rank() == 0 and sys.stderr.isatty()
-        data = feature_dataset(recipe, data, folder, device, show_progress=shown)
+        data = feature_dataset(recipe, data, folder, device, show_progress=rank() == 0)
     if execution.validation and not given:
         data = validation_dataset(data)
     if not given:
