@@ -31,7 +31,7 @@ from icmixup.lab.sweep.budget import parse_budget
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.features import mixes_features
 from icmixup.lab.training.loop import training_data
-from icmixup.lab.training.recipe import RECIPES, After, Precision, Recipe, read_recipe
+from icmixup.lab.training.recipe import RECIPES, After, Precision, Recipe, lengthen, read_recipe
 from icmixup.lab.training.retrain import retrain
 from icmixup.lab.training.run_folder import Row
 
@@ -85,6 +85,8 @@ def base_recipe(args: argparse.Namespace) -> Recipe:
         if getattr(args, name) is not None
     }
     recipe = dataclasses.replace(RECIPES[args.recipe], dataset=args.dataset, **given)
+    if args.epochs is not None:
+        recipe = dataclasses.replace(recipe, min_steps=0)
     digest = weights_digest(recipe.model, recipe.weights)
     return dataclasses.replace(recipe, weights_digest=digest, eval_every=recipe.epochs)
 
@@ -124,7 +126,11 @@ class Session:
         """Train runs on the same images; rows of those in `keep` are rows of the table."""
         if not recipes:
             return
-        by_key = {recipe.key: recipe for recipe in recipes}
+        execution = self.on_data_of(recipes[0])
+        assert execution.dataset is not None
+        images = len(execution.dataset.train)
+        # Runs that are too short for their min_steps are lengthened, and their rows have another key.
+        by_key = {lengthen(recipe, images).key: recipe for recipe in recipes}
 
         def on_row(row: Row) -> None:
             recipe = by_key[row["key"]]
@@ -133,7 +139,6 @@ class Session:
             if recipe in keep:
                 self.append(row)
 
-        execution = self.on_data_of(recipes[0])
         if self.end is None:
             run_recipes(recipes, execution, on_row=on_row)
         else:

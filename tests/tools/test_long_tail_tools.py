@@ -7,9 +7,11 @@ import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from icmixup.lab.paper.results import read_rows
+from icmixup.lab.training.recipe import HEAD
 
 ROOT = Path(__file__).parents[2]
 LINES = ("erm, then adjusted, tau 1", "erm, then tau-normalised, tau chosen", "balanced")
@@ -63,6 +65,22 @@ def test_runs_that_would_not_end_in_time_are_not_started_and_their_lines_are_nam
         True,
         True,
     ]
+
+
+def test_runs_that_are_lengthened_to_their_least_number_of_steps_have_rows(tmp_path: Path) -> None:
+    rows, features = tmp_path / "rows.csv", tmp_path / "made.npz"
+    labels = np.arange(300) % 3
+    arrays = {"features": np.eye(3)[labels] + 0.1, "labels": labels}
+    np.savez(
+        features, **{f"{part}_{name}": array for part in ("train", "test") for name, array in arrays.items()}
+    )
+    data = ("--dataset", str(features), "--imbalance", "0.5", "--recipe", "head", "--device", "cpu")
+    run_baselines(
+        *data, "--seeds", "1", "--out", str(tmp_path / "runs"), "--rows", str(rows), "--only", "balanced"
+    )
+    with rows.open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [(row["method"], int(row["epochs"]) > HEAD.epochs) for row in found] == [("balanced", True)]
 
 
 def test_lines_that_do_not_exist_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
