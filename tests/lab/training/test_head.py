@@ -87,6 +87,9 @@ def test_features_are_computed_once_for_all_seeds_methods_and_subsets(
     monkeypatch.setattr(module, "build_extractor", fail)
     again = feature_dataset(replace(recipe, method="mixup", seed=5, lr=0.1), digits, tmp_path, CPU)
     assert torch.equal(first.train.images, again.train.images)
+    copied = tmp_path / "copy.pt"
+    copied.write_bytes(Path(str(recipe.weights)).read_bytes())
+    assert feature_dataset(replace(recipe, weights=str(copied)), digits, tmp_path, CPU).is_features
     fewer = load_dataset(DataSpec("digits", per_class=5), Path("none"))
     assert feature_dataset(
         recipe, replace(fewer, mean=digits.mean, std=digits.std), tmp_path, CPU

@@ -81,7 +81,9 @@ def feature_dataset(
 
 def features_key(recipe: Recipe, images: Dataset) -> str:
     size = images.train.images.shape[-1]
-    described = [recipe.model, recipe.weights, recipe.weights_digest, images.mean, images.std, size]
+    # A file of weights by its content: the same file may be passed by another path.
+    weights = recipe.weights_digest or recipe.weights
+    described = [recipe.model, weights, images.mean, images.std, size]
     if recipe.weights is None:  # random weights depend on the seed
         described.append(recipe.seed)
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:10]
