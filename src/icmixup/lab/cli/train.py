@@ -92,7 +92,7 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str] = ()) 
         settle_batch_size,
         settle_image_size,
     )
-    from icmixup.lab.comparison.overview import describe_leak
+    from icmixup.lab.comparison.overview import describe_leak, find_unused
     from icmixup.lab.models import find_builder
     from icmixup.lab.sweep import check_out, delete_runs, describe_reuse, find_finished
     from icmixup.lab.sweep.local import run_and_end
@@ -123,8 +123,9 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str] = ()) 
         f"recipe {recipe_name}: {recipe.method} with {recipe.model}, {count(recipe.epochs, 'epoch')} of "
         f"{count(len(data.train), 'image')} of {recipe.dataset}, on {device.type}"
     )
-    if leak := describe_leak(data):
-        print_note(f"warning: {leak}")
+    for warning in (describe_leak(data), *find_unused(recipe, [recipe.method], recipe_name)):
+        if warning:
+            print_note(f"warning: {warning}")
     finished = find_finished([recipe], execution)
     with Display([recipe], stderr_console(), finished=finished, quiet_seconds=FIRST_LINES) as display:
         report = functools.partial(display.update, recipe)

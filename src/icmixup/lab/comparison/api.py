@@ -55,6 +55,7 @@ from icmixup.lab.training.recipe import (
     Numerics,
     Optimisation,
     Recipe,
+    lengthen,
 )
 from icmixup.methods import METHODS, Method, find_method
 
@@ -65,7 +66,8 @@ RECIPE_NAME = "python"
 OTHER_PRECISIONS = (torch.float16, torch.bfloat16, torch.float64)  # than that of the inputs
 # A flag of the command in a message, with its value if that is a number or one of a few words.
 FLAG = re.compile(
-    r"(?<![\w-])--(no-)?([a-z]+(?:-[a-z]+)*)(?: (\d[\d.]*(?:e[+-]?\d+)?(?<!\.)|cpu|float32|uniform)\b)?"
+    r"(?<![\w-])--(no-)?([a-z]+(?:-[a-z]+)*)"
+    r"(?: (\d[\d.]*(?:e[+-]?\d+)?(?<!\.)|cpu|float32|uniform|cosine|step)\b)?"
 )
 
 
@@ -389,7 +391,7 @@ def make_recipe(
     task = {"dataset": name, "model": model, "method": "erm", "optimizer": optimizer}
     recipe = dataclasses.replace(BASE, **task, **chosen)  # type: ignore[arg-type]
     check_sizes(recipe, data)
-    return recipe
+    return lengthen(recipe, len(data.train))
 
 
 def plain_value(value: object) -> object:
