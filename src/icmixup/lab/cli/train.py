@@ -103,6 +103,7 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str] = ()) 
     if world_size() > 1 and flags.where.fresh:
         raise ValueError("--fresh is not available under torchrun; use another --out folder")
     check_out(flags.out)
+    execution = make_execution(flags.out, flags.where)
     device = pick_device(flags.where.device)
     if recipe.model != LINEAR:
         find_builder(recipe.model)  # a mistyped name is reported before the data is read
@@ -112,7 +113,6 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str] = ()) 
     recipe = settle_augmentation(recipe, data, recipe_name, given)
     recipe = settle_batch_size(recipe, len(data.train), given)
     check_sizes(recipe, data)  # before the run has a folder, which would stay behind unfinished
-    execution = make_execution(flags.out, flags.where)
     recipe, data = prepare_data(recipe, data, execution)
     execution = dataclasses.replace(execution, dataset=data)
     if flags.where.fresh:
