@@ -392,6 +392,10 @@ def test_tuning_is_part_of_the_result(tmp_path: Path) -> None:
         ),
         ({"model": lambda: Net(3).requires_grad_(False)}, "no weights that require a gradient"),
         ({"model": "small-cnn"}, r"takes images, but inputs are \(4,\)"),
+        (
+            {name: (np.ones((48, 8, 8, 3)), LABELS) for name in ("train", "test")} | {"model": "small-cnn"},
+            r"\(channels, height, width\), but inputs are \(8, 8, 3\); move the channels to the front",
+        ),
         ({"model": "resnet999"}, "no model 'resnet999'"),
         ({"methods": "erm"}, "list of names or Method objects"),
         ({"methods": [3]}, "a name or a Method, got int"),

@@ -37,6 +37,7 @@ from icmixup.lab.comparison.result import ComparisonResult
 from icmixup.lab.comparison.tuning import Trial, tune_methods, write_tuning
 from icmixup.lab.datasets import Dataset, Examples
 from icmixup.lab.datasets.arrays import Data, Transform, make_dataset
+from icmixup.lab.datasets.examples import is_channels_last
 from icmixup.lab.models import MODELS, build_model, find_builder, is_own
 from icmixup.lab.models.own import ModelFactory, OwnModel, check_factory, check_separate, factory_name
 from icmixup.lab.sweep import check_execution, describe_reuse, find_finished
@@ -451,6 +452,11 @@ def check_network(recipe: Recipe, data: Dataset) -> None:
             raise ValueError(
                 f"{recipe.model} takes images, but inputs are {tuple(images.shape[1:])}; pass a function "
                 "that builds your network as model"
+            )
+        if is_channels_last(images.shape[1:]):  # it would be built for as many channels as there are rows
+            raise ValueError(
+                f"{recipe.model} takes images of (channels, height, width), but inputs are "
+                f"{tuple(images.shape[1:])}; move the channels to the front"
             )
     channels, size = images.shape[1], images.shape[-1]
 
