@@ -129,6 +129,8 @@ LINES = {
     f"{COMPARE} --out file": "--out file cannot be a folder, because file is a file",
     f"{COMPARE} --out file/runs": "--out file/runs cannot be a folder, because",
     f"{TRAIN} --out file": "--out file cannot be a folder, because file is a file",
+    f"{COMPARE} --fresh --reuse": "--fresh trains again what --reuse would take",
+    f"{TRAIN} --fresh --reuse": "--fresh trains again what --reuse would take",
     f"{COMPARE} --name trials": "'trials' is what icmixup itself stores in runs",
     f"{COMPARE} --name features": "'features' is what icmixup itself stores in runs",
     "compare photos\udcff": "bytes that are not UTF-8",

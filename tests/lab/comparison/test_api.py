@@ -334,6 +334,11 @@ def test_warnings_about_data_and_settings_are_printed_and_kept(
         assert f"warning: {warning}" in printed
 
 
+def test_min_steps_is_a_number_of_steps(tmp_path: Path) -> None:
+    rows = run(tmp_path, seeds=1, epochs=1, batch_size=16, min_steps=10).comparison.rows
+    assert {(row["epochs"], row["min_steps"]) for row in rows} == {(4, 0)}  # of three steps each
+
+
 def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
     result = run(tmp_path, seeds=np.int64(2), epochs=np.int64(1), lr=np.float32(0.5))
     assert [row["seed"] for row in result.comparison.rows] == [0, 1]
@@ -387,6 +392,10 @@ def test_tuning_is_part_of_the_result(tmp_path: Path) -> None:
         ),
         ({"model": lambda: Net(3).requires_grad_(False)}, "no weights that require a gradient"),
         ({"model": "small-cnn"}, r"takes images, but inputs are \(4,\)"),
+        (
+            {name: (np.ones((48, 8, 8, 3)), LABELS) for name in ("train", "test")} | {"model": "small-cnn"},
+            r"\(channels, height, width\), but inputs are \(8, 8, 3\); move the channels to the front",
+        ),
         ({"model": "resnet999"}, "no model 'resnet999'"),
         ({"methods": "erm"}, "list of names or Method objects"),
         ({"methods": [3]}, "a name or a Method, got int"),

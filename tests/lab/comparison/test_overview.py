@@ -14,11 +14,11 @@ import torch
 from icmixup.lab.cli import main
 from icmixup.lab.comparison.classes import confusion_matrix, write_class_files
 from icmixup.lab.comparison.compare import comparison_folder, comparison_name
-from icmixup.lab.comparison.overview import describe_comparison, find_warnings
+from icmixup.lab.comparison.overview import describe_comparison, find_unused, find_warnings
 from icmixup.lab.datasets import Dataset, Split, load_dataset
 from icmixup.lab.models import build_model
 from icmixup.lab.training.predictions import Predictions, make_predictions, write_predictions
-from icmixup.lab.training.recipe import QUICK
+from icmixup.lab.training.recipe import LONG_TAIL, QUICK
 
 TINY = dataclasses.replace(QUICK, dataset="digits", per_class=20, epochs=1)
 NAMES = ("cat", "dog", "eel")
@@ -84,6 +84,24 @@ def test_data_that_cannot_answer_is_warned_about() -> None:
     assert "20 epochs of 30 images: 20 steps of the optimizer, fewer than 300" in steps
     assert missing == "1 of 3 classes have no test images: dog"
     assert find_warnings(dataclasses.replace(QUICK, epochs=300), made([0, 1, 2] * 400)) == []
+
+
+def test_settings_that_no_method_uses_are_warned_about() -> None:
+    recipe = dataclasses.replace(QUICK, kappa=2.0, adjust_tau=2.0, mix_prob=0.5, lr_drops=(9,))
+    drops = "--lr-drops has no effect with --schedule cosine; use --schedule step"
+    assert find_unused(recipe, ["erm", "focal"], "quick") == [
+        "--kappa has no effect on erm, focal",
+        "--adjust-tau has no effect on erm, focal",
+        "--mix-prob has no effect on erm, focal",
+        drops,
+    ]
+    assert find_unused(recipe, ["erm", "remix", "balanced"], "quick") == [drops]
+    assert find_unused(dataclasses.replace(recipe, schedule="step"), ["remix", "balanced"], "quick") == []
+    assert find_unused(LONG_TAIL, ["erm"], "long-tail") == []  # its alpha was not asked for
+    warnings = describe_comparison(
+        *(recipe, made([0, 1, 2] * 400), ["erm"], [0]), recipe_name="quick", where="cpu", seconds=None
+    ).warnings
+    assert "--kappa has no effect on erm" in warnings
 
 
 def test_names_of_classes_that_are_probably_one_class_are_warned_about() -> None:

@@ -48,6 +48,7 @@ class Pictures(Items):
         (torch.from_numpy(PIXELS), (12, 3, 6, 5)),
         (PIXELS.transpose(0, 2, 3, 1), (12, 3, 6, 5)),
         (PIXELS[:, 0], (12, 1, 6, 5)),
+        (torch.from_numpy(PIXELS[:, 0]), (12, 1, 6, 5)),
         (PIXELS[:, :1].transpose(0, 2, 3, 1), (12, 1, 6, 5)),
         (FOUR_CHANNELS, (12, 4, 6, 5)),
         (FOUR_CHANNELS.transpose(0, 2, 3, 1), (12, 4, 6, 5)),

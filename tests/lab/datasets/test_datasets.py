@@ -119,6 +119,13 @@ def test_held_out_images_are_of_every_class_that_can_spare_one_and_not_trained_o
     assert whole.held_out is None
 
 
+def test_other_held_out_images_are_another_dataset() -> None:
+    data = load_dataset(DataSpec("digits", per_class=20, held_out=0.2), Path("none"))
+    assert data.held_out is not None
+    negative = replace(data.held_out, images=255 - data.held_out.images)
+    assert replace(data, held_out=negative).fingerprint != data.fingerprint
+
+
 def test_nothing_to_hold_out_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"held_out=0.5 leaves no image .* no class has two training images"):
         load_dataset(DataSpec("digits", per_class=1, held_out=0.5), Path("none"))

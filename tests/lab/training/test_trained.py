@@ -51,6 +51,20 @@ def test_new_images_get_the_probabilities_that_the_run_gave_its_test_images(root
     assert [one.probability for one in found] == pytest.approx(wanted.values.tolist(), abs=5e-3)
 
 
+def test_digits_that_were_enlarged_get_the_scores_of_the_run_as_files_of_their_own_size(
+    tmp_path: Path,
+) -> None:
+    recipe = dataclasses.replace(QUICK, dataset="digits", per_class=20, image_size=20, epochs=3, method="erm")
+    folder = tmp_path / str(train(recipe, Execution(out=tmp_path, data_dir=tmp_path, device="cpu"))["folder"])
+    trained = load_trained(folder)
+    images = load_recipe_data(dataclasses.replace(recipe, image_size=None), tmp_path).test.images[:50, 0]
+    prepared = torch.stack([trained.prepare(Image.fromarray(image)) for image in images.numpy()])
+    stored = torch.from_numpy(read_predictions(folder).scores[:50]).double() / trained.temperature
+    torch.testing.assert_close(
+        trained.probabilities(prepared).double(), stored.softmax(dim=1), atol=5e-3, rtol=0
+    )
+
+
 def test_an_exported_file_predicts_what_the_run_predicts_without_its_folder(root: Path, run: Path) -> None:
     paths = sorted((root / "photos").rglob("*.png"))
     weights, beside = export_run(run, root / "export" / "model.safetensors")

@@ -121,6 +121,8 @@ def plain_path(dataset: str) -> str:
 
 
 def make_execution(out: Path, where: Where, concurrency: Concurrency | None = None) -> Execution:
+    if where.fresh and where.reuse:
+        raise ValueError("--fresh trains again what --reuse would take from another version; use one of them")
     concurrency = Concurrency(workers=1) if concurrency is None else concurrency
     return Execution(
         out=out,

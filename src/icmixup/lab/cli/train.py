@@ -95,7 +95,7 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str] = ()) 
         settle_batch_size,
         settle_image_size,
     )
-    from icmixup.lab.comparison.overview import describe_leak
+    from icmixup.lab.comparison.overview import describe_leak, find_unused
     from icmixup.lab.models import find_builder
     from icmixup.lab.sweep import check_out, delete_runs, describe_reuse, find_finished
     from icmixup.lab.sweep.local import run_and_end
@@ -106,6 +106,7 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str] = ()) 
     if world_size() > 1 and flags.where.fresh:
         raise ValueError("--fresh is not available under torchrun; use another --out folder")
     check_out(flags.out)
+    execution = make_execution(flags.out, flags.where)
     device = pick_device(flags.where.device)
     if recipe.model != LINEAR:
         find_builder(recipe.model)  # a mistyped name is reported before the data is read
@@ -115,7 +116,6 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str] = ()) 
     recipe = settle_augmentation(recipe, data, recipe_name, given)
     recipe = settle_batch_size(recipe, len(data.train), given)
     check_sizes(recipe, data)  # before the run has a folder, which would stay behind unfinished
-    execution = make_execution(flags.out, flags.where)
     recipe, data = prepare_data(recipe, data, execution)
     execution = dataclasses.replace(execution, dataset=data)
     if flags.where.fresh:
@@ -126,8 +126,9 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str] = ()) 
         f"recipe {recipe_name}: {recipe.method} with {recipe.model}, {count(recipe.epochs, 'epoch')} of "
         f"{count(len(data.train), 'image')} of {recipe.dataset}, on {device.type}"
     )
-    if leak := describe_leak(data):
-        print_note(f"warning: {leak}")
+    for warning in (describe_leak(data), *find_unused(recipe, [recipe.method], recipe_name)):
+        if warning:
+            print_note(f"warning: {warning}")
     finished = find_finished([recipe], execution)
     with Display([recipe], stderr_console(), finished=finished, quiet_seconds=FIRST_LINES) as display:
         report = functools.partial(display.update, recipe)

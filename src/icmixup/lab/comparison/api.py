@@ -37,6 +37,7 @@ from icmixup.lab.comparison.result import ComparisonResult
 from icmixup.lab.comparison.tuning import Trial, tune_methods, write_tuning
 from icmixup.lab.datasets import Dataset, Examples
 from icmixup.lab.datasets.arrays import Data, Transform, make_dataset
+from icmixup.lab.datasets.examples import is_channels_last
 from icmixup.lab.models import MODELS, build_model, find_builder, is_own
 from icmixup.lab.models.own import ModelFactory, OwnModel, check_factory, check_separate, factory_name
 from icmixup.lab.sweep import check_execution, describe_reuse, find_finished
@@ -55,6 +56,7 @@ from icmixup.lab.training.recipe import (
     Numerics,
     Optimisation,
     Recipe,
+    lengthen,
 )
 from icmixup.methods import METHODS, Method, find_method
 
@@ -65,7 +67,8 @@ RECIPE_NAME = "python"
 OTHER_PRECISIONS = (torch.float16, torch.bfloat16, torch.float64)  # than that of the inputs
 # A flag of the command in a message, with its value if that is a number or one of a few words.
 FLAG = re.compile(
-    r"(?<![\w-])--(no-)?([a-z]+(?:-[a-z]+)*)(?: (\d[\d.]*(?:e[+-]?\d+)?(?<!\.)|cpu|float32|uniform)\b)?"
+    r"(?<![\w-])--(no-)?([a-z]+(?:-[a-z]+)*)"
+    r"(?: (\d[\d.]*(?:e[+-]?\d+)?(?<!\.)|cpu|float32|uniform|cosine|step)\b)?"
 )
 
 
@@ -389,7 +392,7 @@ def make_recipe(
     task = {"dataset": name, "model": model, "method": "erm", "optimizer": optimizer}
     recipe = dataclasses.replace(BASE, **task, **chosen)  # type: ignore[arg-type]
     check_sizes(recipe, data)
-    return recipe
+    return lengthen(recipe, len(data.train))
 
 
 def plain_value(value: object) -> object:
@@ -449,6 +452,11 @@ def check_network(recipe: Recipe, data: Dataset) -> None:
             raise ValueError(
                 f"{recipe.model} takes images, but inputs are {tuple(images.shape[1:])}; pass a function "
                 "that builds your network as model"
+            )
+        if is_channels_last(images.shape[1:]):  # it would be built for as many channels as there are rows
+            raise ValueError(
+                f"{recipe.model} takes images of (channels, height, width), but inputs are "
+                f"{tuple(images.shape[1:])}; move the channels to the front"
             )
     channels, size = images.shape[1], images.shape[-1]
 

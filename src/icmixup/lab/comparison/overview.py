@@ -13,7 +13,8 @@ from icmixup.lab.datasets import Dataset, Examples
 from icmixup.lab.datasets.duplicates import count_copies, count_duplicates
 from icmixup.lab.models import build_model, is_own
 from icmixup.lab.sweep.progress import duration
-from icmixup.lab.training.recipe import FEWEST_STEPS, Recipe, images_per_epoch
+from icmixup.lab.training.recipe import FEWEST_STEPS, METHOD_FIELDS, RECIPES, Recipe, images_per_epoch
+from icmixup.methods import find_method
 
 # Two trained methods often disagree on about one test image in ten. The choice of test images alone then
 # moves their difference by 1.96 sqrt(0.1 / N), which is 2 points with 1,000 images.
@@ -134,7 +135,7 @@ def describe_comparison(
         where=where,
         estimated_seconds=seconds,
         budget=budget,
-        warnings=tuple(find_warnings(recipe, data, tested)),
+        warnings=(*find_warnings(recipe, data, tested), *find_unused(recipe, methods, recipe_name)),
         tuning=tuning,
         class_counts=tuple(counts.tolist()),
     )
@@ -217,6 +218,22 @@ def find_warnings(recipe: Recipe, data: Dataset, tested: int | None = None) -> l
         )
     if leak := describe_leak(data, folds=recipe.folds is not None):
         found.append(leak)
+    return found
+
+
+def find_unused(recipe: Recipe, methods: Sequence[str], recipe_name: str) -> list[str]:
+    """Warnings about settings that none of the methods uses, unless they are those of the named recipe."""
+    named = RECIPES.get(recipe_name, Recipe())
+    settings = {**{name: name for name in METHOD_FIELDS}, "joint": "joint"}
+    settings |= {"mix_prob": "prob", "mix_off_epoch": "prob"}
+    found = [
+        f"--{field.replace('_', '-')} has no effect on {', '.join(methods)}"
+        for field, setting in settings.items()
+        if getattr(recipe, field) != getattr(named, field)
+        and not any(find_method(method).uses(setting) for method in methods)
+    ]
+    if recipe.lr_drops and recipe.schedule != "step":
+        found.append("--lr-drops has no effect with --schedule cosine; use --schedule step")
     return found
 
 

@@ -249,7 +249,12 @@ def resize_source(source: Source, image_size: int | None) -> Source:
     if image_size in (None, source.train.images.shape[-1]):
         return source
     _check_memory(source, image_size)
-    return source._replace(train=_resize(source.train, image_size), test=_resize(source.test, image_size))
+    height, width = source.train.images.shape[-2:]
+    return source._replace(
+        train=_resize(source.train, image_size),
+        test=_resize(source.test, image_size),
+        original_size=f"{width} x {height}",
+    )
 
 
 def _check_memory(source: Source, size: int) -> None:

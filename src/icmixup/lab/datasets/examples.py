@@ -137,8 +137,6 @@ def as_input(value: object, row: int) -> Tensor:
         raise ValueError(
             f"input {row} is {type(value).__name__}; inputs must be images, arrays or tensors of numbers"
         )
-    if array.dtype == np.uint8 and array.ndim == 2:
-        array = array[None]
     return as_bytes_or_floats(torch.from_numpy(np.array(array)))
 
 
@@ -155,10 +153,12 @@ def picture(image: Image.Image) -> Tensor:
 
 
 def as_bytes_or_floats(value: Tensor) -> Tensor:
-    """Images, (channels, H, W) or (H, W, channels) bytes, stay bytes, which are normalised later; other
-    numbers become float32."""
-    if value.dtype != torch.uint8 or value.dim() != 3:
+    """Images, (H, W), (channels, H, W) or (H, W, channels) bytes, stay bytes, which are normalised later;
+    other numbers become float32."""
+    if value.dtype != torch.uint8 or value.dim() not in (2, 3):
         return value.float()
+    if value.dim() == 2:
+        return value[None]
     return value.permute(2, 0, 1).contiguous() if is_channels_last(value.shape) else value
 
 

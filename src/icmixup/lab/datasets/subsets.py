@@ -139,10 +139,11 @@ class Dataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Twelve hexadecimal digits of what is trained and tested on: pixels, labels, class names and
+        """Twelve hexadecimal digits of what is trained, tested and held out: pixels, labels, class names and
         normalisation. Where the images come from is not part of it."""
         content = hashlib.blake2b(json.dumps([self.class_names, self.mean, self.std]).encode())
-        for split in (self.train, self.test):
+        held = () if self.held_out is None else (self.held_out,)
+        for split in (self.train, self.test, *held):
             content.update(f"{split.images.dtype} {tuple(split.images.shape)}".encode())
             for part in split.contents():
                 content.update(part.cpu().contiguous().numpy().data)

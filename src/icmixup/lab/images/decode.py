@@ -105,7 +105,7 @@ def decode_square(file: ImageFile, size: int) -> npt.NDArray[np.uint8] | str:
         return describe_error(error, file.name)
 
 
-def to_square(image: Image.Image, size: int) -> npt.NDArray[np.uint8]:
+def to_square(image: Image.Image, size: int, interpolation: str = "bicubic") -> npt.NDArray[np.uint8]:
     """(3, size, size) uint8: rotated according to EXIF, converted to RGB, centre-cropped and resized.
 
     Transparent pixels become white, 16-bit grey keeps its upper 8 bits, and of an animation the first frame
@@ -113,7 +113,7 @@ def to_square(image: Image.Image, size: int) -> npt.NDArray[np.uint8]:
     """
     rgb = to_rgb(upright(image))
     if rgb.size != (size, size):
-        rgb = ImageOps.fit(rgb, (size, size), Image.Resampling.BICUBIC)
+        rgb = ImageOps.fit(rgb, (size, size), INTERPOLATIONS[interpolation])
     return channels_first(np.asarray(rgb))
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from icmixup.lab.datasets import Dataset, Photos
+from icmixup.lab.datasets import Dataset, Photos, is_named
 from icmixup.lab.training.run_folder import write_atomically
 
 INPUTS_FILE = "inputs.json"
@@ -34,8 +34,12 @@ def inputs_of(data: Dataset) -> InputFormat:
     """What a network trained on this dataset expects."""
     images = data.train.images
     channels, _, side = images.shape[1:]
-    photos = (images.short_side, images.interpolation) if isinstance(images, Photos) else ()
-    return InputFormat(data.class_names, data.mean, data.std, side, channels, *photos)
+    resized: tuple[int | None, str] = (None, "bicubic")  # as small image files are read
+    if isinstance(images, Photos):
+        resized = images.short_side, images.interpolation
+    elif is_named(data.name) and data.original_size:  # tensors that datasets.resize_source has resized
+        resized = None, "bilinear"
+    return InputFormat(data.class_names, data.mean, data.std, side, channels, *resized)
 
 
 def write_inputs(folder: Path, data: Dataset) -> None:

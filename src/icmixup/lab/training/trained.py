@@ -60,7 +60,7 @@ class Trained:
         """(channels, image_size, image_size) uint8: the image as in training."""
         inputs = self.inputs
         if inputs.short_side is None:
-            pixels = to_square(image, inputs.image_size)
+            pixels = to_square(image, inputs.image_size, inputs.interpolation)
         else:
             pixels = read_center(image, inputs.short_side, inputs.image_size, inputs.interpolation)
         square = torch.from_numpy(pixels)

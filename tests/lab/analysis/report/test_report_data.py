@@ -378,6 +378,14 @@ def test_runs_on_images_that_have_changed_since_are_left_out(tmp_path: Path):
     assert all(f"images were others than those of the newer {newer}" in note for note in study.notes)
 
 
+def test_trials_of_tuning_are_not_runs_of_a_report(tmp_path: Path):
+    run = write_other(tmp_path, ("a", "b"), method="erm")
+    write_other(tmp_path / "trials", ("a", "b"), method="erm", lr=0.3)
+    collected = collect_runs(sorted(tmp_path.iterdir()))
+    assert [one.folder for one in collected.runs] == [run]
+    assert not collected.notes
+
+
 def test_an_overview_of_an_earlier_version_keeps_its_warnings(copied: Path, tmp_path: Path):
     path = copied / "comparison.json"
     stored = json.loads(path.read_text())

@@ -25,7 +25,7 @@ from icmixup.lab.comparison.compare import (
 from icmixup.lab.comparison.statistics import Correct, Look, Standing, rank_methods, take_look
 from icmixup.lab.comparison.verdict import footnote
 from icmixup.lab.training.recipe import Recipe, read_recipe
-from icmixup.lab.training.run_folder import Row, Run, read_identity
+from icmixup.lab.training.run_folder import TRIALS_FOLDER, Row, Run, read_identity
 from icmixup.lab.training.stored import FOLDS_FILE, read_json, read_recipe_file
 from icmixup.lab.training.trained import describe_folder
 
@@ -80,7 +80,8 @@ class Study:
 
 
 def collect_runs(paths: Sequence[Path]) -> Collected:
-    """The finished runs under these paths: run folders, comparisons, and folders that contain runs."""
+    """The finished runs under these paths: run folders, comparisons, and folders that contain runs. Trials of
+    --tune, which runs/* matches, are left out: their accuracies are not of test images."""
     if not paths:
         raise ValueError(f"no runs to report on; {REMEDY}")
     folders: list[Path] = []
@@ -91,7 +92,7 @@ def collect_runs(paths: Sequence[Path]) -> Collected:
             folders += [path.parent / row["folder"] for row in load_comparison(path / "comparison.json").rows]
         elif any((path / name).exists() for name in ("recipe.json", FOLDS_FILE)):
             folders.append(path)
-        elif path.is_dir():
+        elif path.is_dir() and (path.name != TRIALS_FOLDER or len(paths) == 1):
             inside = (found for name in ("recipe.json", FOLDS_FILE) for found in path.glob(f"*/{name}"))
             folders += sorted(found.parent for found in inside)
         elif not path.exists():
