@@ -84,9 +84,14 @@ class MixupTrainerMixin:
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        if not model.training or return_outputs:
+        if not model.training:
             check_integer_labels(inputs.get(self.name_of_labels(inputs)))
             return super().compute_loss(model, inputs, return_outputs)  # type: ignore[misc]
+        if return_outputs:
+            raise ValueError(
+                "compute_loss returns no outputs in training, whose inputs are mixed; call it with "
+                "return_outputs=False, and compute metrics in evaluation"
+            )
         inputs = dict(inputs)
         labels = inputs.pop(self.name_of_labels(inputs), None)
         if labels is None:
