@@ -204,6 +204,14 @@ def test_another_loss_beside_the_method_is_refused(tmp_path):
         make_trainer(tmp_path, label_smoothing_factor=0.1)
 
 
+@pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
+def test_a_model_of_another_problem_is_refused_since_its_loss_would_not_be_used(problem, tmp_path):
+    model = make_model()
+    model.config.problem_type = problem
+    with pytest.raises(ValueError, match=f"problem_type='{problem}'"):
+        make_trainer(tmp_path, model=model)
+
+
 class Words(Dataset):
     """Texts of 6 tokens, two of which tell the class."""
 

@@ -71,6 +71,13 @@ class MixupTrainerMixin:
                 f"label_smoothing_factor={smoothing} has no effect on the loss of a method; pass "
                 f"method=dataclasses.replace(METHODS[...], label_smoothing={smoothing}) instead"
             )
+        config = getattr(self.model, "config", None)  # type: ignore[attr-defined]
+        problem = getattr(config, "problem_type", None)
+        if problem not in (None, "single_label_classification"):
+            raise ValueError(
+                f"the model has problem_type={problem!r}, but methods need one class per sample; "
+                "set model.config.problem_type = None if that is what the labels are"
+            )
 
     def name_of_labels(self, inputs: dict[str, Any]) -> str:
         """Of the labels in a batch: "labels", or the name that TrainingArguments or the model gives them."""
