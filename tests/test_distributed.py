@@ -129,8 +129,11 @@ def wrapped_gradients(rank: int, sizes: tuple[int, ...]) -> dict[str, Any]:
     features, targets = (own_rows(rows, sizes, rank) for rows in make_batch(sum(sizes)))
     criterion = InfiniteClassLoss()
     found = {}
-    for name, part_size in (("whole", None), ("parts of 2", 2), ("parts of 5", 5), ("one part", 100)):
-        model = DistributedDataParallel(make_network())
+    parts = {"whole": None, "parts of 2": 2, "parts of 5": 5, "one part": 100, "compiled": 2}
+    for name, part_size in parts.items():
+        model: nn.Module = DistributedDataParallel(make_network())
+        if name == "compiled":
+            model = torch.compile(model, backend="eager")
         if part_size is None:
             criterion(model(features), targets).backward()
         else:
@@ -311,7 +314,7 @@ def test_ddp_gives_the_gradient_of_one_process_in_one_pass_and_in_parts(found: l
     InfiniteClassLoss()(model(features), targets).backward()
     wanted = [weight.grad for weight in model.parameters()]
     for each in found:
-        assert len(each["wrapped_gradients"]) == 4
+        assert len(each["wrapped_gradients"]) == 5
         for gradients in each["wrapped_gradients"].values():
             torch.testing.assert_close(gradients, wanted)
 

@@ -61,6 +61,17 @@ def test_mixer_and_its_criterion_are_training_loss(
     torch.testing.assert_close(mixer.criterion()(model(inputs), targets), expected)
 
 
+@pytest.mark.parametrize("settings", [{"clean_weight": 2.0}, {"class_sizes": "adjust-clean"}], ids=str)
+def test_the_criterion_of_a_method_that_does_not_mix_is_its_clean_term(
+    model: nn.Module, images: Tensor, labels: Tensor, settings: dict[str, Any]
+) -> None:
+    method = replace(METHODS["erm"], label_smoothing=0.1, **settings)
+    mixer = Mixer(method, C, COUNTS)
+    inputs, targets = mixer(images, labels)
+    expected = training_loss(model, images, labels, method, COUNTS)
+    torch.testing.assert_close(mixer.criterion()(model(inputs), targets), expected)
+
+
 @pytest.mark.parametrize("name", EXPRESSIBLE)
 def test_on_integer_labels_the_criterion_is_cross_entropy(
     model: nn.Module, images: Tensor, labels: Tensor, name: str

@@ -401,6 +401,15 @@ def test_remix_takes_the_expected_size_of_share_labels() -> None:
         torch.testing.assert_close(pairs.lam, torch.tensor([lam, 0.4]))  # 1 - 0.4 is not under tau
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_remix_of_shares_is_the_same_under_autocast(dtype: torch.dtype) -> None:
+    counts = torch.tensor([90_000, 29_999, 10_000, 3_334, 1_111])  # 90,000 is too large for float16
+    shares = F.one_hot(some_labels(200), C).float()
+    expected = draw_remix(shares, 1.0, counts, mode="elem", generator=seeded())
+    with torch.autocast("cpu", dtype=dtype):
+        assert same_pairs(draw_remix(shares, 1.0, counts, mode="elem", generator=seeded()), expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
 def test_remix_takes_integer_labels_and_counts_of_any_width(dtype: torch.dtype) -> None:
     labels = some_labels(30)

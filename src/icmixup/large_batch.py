@@ -119,7 +119,8 @@ def keep_buffers(model: nn.Module) -> Iterator[None]:
 
 def unsynchronised(model: nn.Module) -> AbstractContextManager[None]:
     """Within this context DDP accumulates gradients, and a later backward pass averages them."""
-    return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+    inner = getattr(model, "_orig_mod", model)  # of torch.compile(DistributedDataParallel(...))
+    return inner.no_sync() if isinstance(inner, DistributedDataParallel) else nullcontext()
 
 
 def random_devices(model: nn.Module, inputs: Inputs) -> list[torch.device]:

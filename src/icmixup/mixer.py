@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import overload
 
 import torch
@@ -12,7 +13,7 @@ from icmixup._checks import check_counts, check_label_types, check_tensor, check
 from icmixup.inputs import Inputs, first_tensor, mix_batch
 from icmixup.loss import label_loss
 from icmixup.methods import Method, as_method
-from icmixup.objective import draw_pairs, mixed_loss, needs_class_counts
+from icmixup.objective import clean_loss, draw_pairs, mixed_loss, needs_class_counts
 from icmixup.pairs import mix_targets, unmixed
 
 
@@ -136,6 +137,9 @@ class MethodLoss(nn.Module):
         if targets.dim() == 1:
             return label_loss(scores, targets)
         counts = None if self.class_counts is None else check_counts(self.class_counts, scores.device)
+        if self.method.draw == "none":  # clean inputs, whose targets the mixer has smoothed already
+            method = replace(self.method, label_smoothing=0.0)
+            return method.clean_weight * clean_loss(scores, targets, method, counts)
         return mixed_loss(scores, targets, self.method, counts, self.generator)
 
     def extra_repr(self) -> str:

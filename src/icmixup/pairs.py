@@ -116,7 +116,7 @@ def draw_remix(
     else:
         check_classes("labels", labels, len(counts))
         check_shares("labels", labels)
-        size = labels.float() @ counts
+        size = (labels.float() * counts).sum(dim=1)  # a product would run in the half precision of autocast
     times_commoner = size / size[pairs.partner]
     to_partner = (times_commoner >= kappa) & (pairs.lam < tau)
     to_image = (times_commoner <= 1 / kappa) & (1 - pairs.lam < tau)

@@ -110,6 +110,25 @@ def test_cached_backward_runs_in_the_precision_of_the_trainer():
     assert not all(torch.equal(a, b) for a, b in zip(model.gradients, expected, strict=True))
 
 
+def brighten(self: object, batch: tuple[Tensor, Tensor], dataloader_idx: int) -> tuple[Tensor, Tensor]:
+    """Augmentation on the device, in the hook that the mixin uses too."""
+    return batch[0] + 0.1, batch[1]
+
+
+@pytest.mark.filterwarnings("ignore:You have overridden `on_after_batch_transfer` in both")
+@pytest.mark.parametrize("place", ["module", "data module"])
+def test_a_hook_in_place_of_the_mixins_is_an_error_since_nothing_would_be_mixed(place):
+    hook = {"on_after_batch_transfer": brighten}
+    loader = DataLoader(TensorDataset(*digits(16)), 8)
+    if place == "module":
+        model, data = type("Own", (Classifier,), hook)(), loader
+    else:
+        loaders = {"train_dataloader": lambda _: loader}
+        model, data = Classifier(), type("Data", (L.LightningDataModule,), {**loaders, **hook})()
+    with pytest.raises(RuntimeError, match=r"the training batch was not mixed: .*call super\(\) there"):
+        trainer(max_epochs=1).fit(model, data)
+
+
 @pytest.mark.parametrize("mode", ["automatic", "manual", "cached"])
 def test_two_ranks_have_the_gradient_of_one_batch_and_one_may_validate_alone(mode, tmp_path):
     output = run_ranks("lightning_step.py", mode, str(tmp_path / "gradients.pt"))

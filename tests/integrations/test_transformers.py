@@ -183,9 +183,33 @@ def test_soft_targets_in_evaluation_are_refused_with_what_to_pass(tmp_path):
         trainer.evaluate(soft)
 
 
+class WithOutputs(MixupTrainer):
+    """An override that asks for outputs, for example to log a training accuracy."""
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
+        return (loss, outputs) if return_outputs else loss
+
+
+def test_outputs_of_a_training_batch_are_refused_since_nothing_would_be_mixed(tmp_path):
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", max_steps=1)
+    trainer = WithOutputs(make_model(), args, train_dataset=Images(16), eval_dataset=Images(16))
+    assert trainer.evaluate()["eval_loss"] > 0
+    with pytest.raises(ValueError, match="compute_loss returns no outputs in training"):
+        trainer.train()
+
+
 def test_another_loss_beside_the_method_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"label_smoothing_factor=0.1 has no effect"):
         make_trainer(tmp_path, label_smoothing_factor=0.1)
+
+
+@pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
+def test_a_model_of_another_problem_is_refused_since_its_loss_would_not_be_used(problem, tmp_path):
+    model = make_model()
+    model.config.problem_type = problem
+    with pytest.raises(ValueError, match=f"problem_type='{problem}'"):
+        make_trainer(tmp_path, model=model)
 
 
 class Words(Dataset):

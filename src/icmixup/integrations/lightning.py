@@ -40,6 +40,7 @@ class MixupMixin:
     """
 
     mixer: Mixer
+    is_mixed: bool = False  # the batch whose training step comes next
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -56,7 +57,19 @@ class MixupMixin:
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         batch = super().on_after_batch_transfer(batch, dataloader_idx)  # type: ignore[misc]
-        return self.mix_batch(batch) if self.trainer.training else batch  # type: ignore[attr-defined]
+        self.is_mixed = self.trainer.training  # type: ignore[attr-defined]
+        return self.mix_batch(batch) if self.is_mixed else batch
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> Any:
+        # A hook of the user in place of the mixin's would train on integer labels, with cross-entropy.
+        if not self.is_mixed:
+            raise RuntimeError(
+                "the training batch was not mixed: on_after_batch_transfer of MixupMixin did not run; if "
+                f"{type(self).__name__} overrides it, call super() there, and if the LightningDataModule "
+                f"defines it, move it to {type(self).__name__}"
+            )
+        self.is_mixed = False
+        return super().on_train_batch_start(batch, batch_idx)  # type: ignore[misc]
 
     def cached_backward(
         self, inputs: Tensor | tuple[Tensor, ...], loss: Callable[[Tensor], Tensor], part_size: int

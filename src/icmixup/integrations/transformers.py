@@ -71,6 +71,13 @@ class MixupTrainerMixin:
                 f"label_smoothing_factor={smoothing} has no effect on the loss of a method; pass "
                 f"method=dataclasses.replace(METHODS[...], label_smoothing={smoothing}) instead"
             )
+        config = getattr(self.model, "config", None)  # type: ignore[attr-defined]
+        problem = getattr(config, "problem_type", None)
+        if problem not in (None, "single_label_classification"):
+            raise ValueError(
+                f"the model has problem_type={problem!r}, but methods need one class per sample; "
+                "set model.config.problem_type = None if that is what the labels are"
+            )
 
     def name_of_labels(self, inputs: dict[str, Any]) -> str:
         """Of the labels in a batch: "labels", or the name that TrainingArguments or the model gives them."""
@@ -84,9 +91,14 @@ class MixupTrainerMixin:
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        if not model.training or return_outputs:
+        if not model.training:
             check_integer_labels(inputs.get(self.name_of_labels(inputs)))
             return super().compute_loss(model, inputs, return_outputs)  # type: ignore[misc]
+        if return_outputs:
+            raise ValueError(
+                "compute_loss returns no outputs in training, whose inputs are mixed; call it with "
+                "return_outputs=False, and compute metrics in evaluation"
+            )
         inputs = dict(inputs)
         labels = inputs.pop(self.name_of_labels(inputs), None)
         if labels is None:
