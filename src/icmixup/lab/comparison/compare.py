@@ -305,8 +305,7 @@ def summarise(
 def comparison_recipes(
     recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], tuned: Tuned | None = None
 ) -> list[Recipe]:
-    """The recipes to train, seed by seed and fold by fold, so that an interrupted comparison has complete
-    pairs."""
+    """The recipes to train, seed by seed and fold by fold; if interrupted, there are complete pairs."""
     if not seeds:
         raise ValueError("no seeds to compare; use for example --seeds 3")
     return [

@@ -2,10 +2,9 @@
 
 local    one run per GPU; with a single GPU one after the other in this process, or several concurrently in
          threads; on CPUs as many processes as memory and cores allow
-ray      every run is a task that requests its share of a GPU or of a node's cores. A run lost with its node
-is
-         restarted elsewhere and resumes from its last checkpoint: `out` and the data must be at the same path
-         in a file system that all nodes share, and icmixup must be installed on each
+ray      every run is a task that requests its share of a GPU or of a node's cores. A run lost with its
+         node is restarted elsewhere and resumes from its last checkpoint: `out` and the data must be at the
+         same path in a file system that all nodes share, and icmixup must be installed on each
 
 Both resume finished and partial runs in `out`. A run's numbers are those of train() alone, bit for bit if
 torch has the same number of threads; otherwise sums are taken in another order.

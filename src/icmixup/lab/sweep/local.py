@@ -2,9 +2,8 @@
 
 processes    on CPUs and on several GPUs; a run whose process dies is resumed in a new one
 threads      on a single GPU, each with a CUDA stream of its own. At a batch of 128 a small network leaves
-most of
-             a large GPU idle; a second and a third run fill the gaps. Processes would take turns on the GPU
-             instead, and each would compile the model again
+             most of a large GPU idle; a second and a third run fill the gaps. Processes would take turns on
+             the GPU instead, and each would compile the model again
 """
 
 from __future__ import annotations
@@ -242,8 +241,7 @@ def count_workers(runs: int, device: str | None, wanted: int | None = None) -> i
     """How many of `runs` to train concurrently: as wanted, or one per GPU, or what cores and memory allow.
 
     The answer is always the same on one machine, since the last bits of a run depend on its number of
-    threads.
-    Under torchrun it is one: there all processes together train one run.
+    threads. Under torchrun it is one: there all processes together train one run.
     """
     if wanted is not None:
         return min(runs, wanted)

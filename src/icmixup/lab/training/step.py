@@ -193,8 +193,7 @@ Step = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 
 
 def make_step(learner: Learner, recipe: Recipe, method: Method, dataset: Dataset) -> Step:
-    """A function from (B, ...) uint8 images, (B,) labels and the learning rate to the loss; updates the
-    learner."""
+    """A function from (B, ...) images, (B,) labels and learning rate to the loss; updates the learner."""
     device = learner.device
     prepare = make_inputs(dataset, device)
     class_counts = dataset.class_counts.to(device, torch.float32)
@@ -245,8 +244,7 @@ def update_average(average: nn.Module, model: nn.Module, decay: float) -> None:
 
 
 class Epoch(NamedTuple):
-    """One pass over the training images; refilled in place, since captured steps read from fixed
-    addresses."""
+    """One pass over the images; refilled in place, since captured steps read from fixed addresses."""
 
     # (N, channels, H, W) uint8, augmented; (N, D) features; or one batch of photos at a time, (B, 3, H, W)
     images: Tensor
@@ -331,8 +329,7 @@ def in_gpu_thread(run: Callable[[], Result], device: torch.device) -> Result:
 
 
 def capture(run: Callable[[], None], changed: list[Tensor], learner: Learner) -> torch.cuda.CUDAGraph:
-    """Capture `run` in a CUDA graph; tensors in `changed` are restored after the warm-up that a capture
-    needs."""
+    """Capture `run` in a CUDA graph; tensors in `changed` are restored after the warm-up."""
     before = [tensor.clone() for tensor in changed]
     stream, warm_up, _ = capture_streams(learner.device)
     warm_up.wait_stream(torch.cuda.current_stream())
