@@ -169,9 +169,9 @@ def mean_class_accuracy(scores: Tensor, labels: Tensor) -> float:
 
 
 def scores_of(model: nn.Module, split: Split, recipe: Recipe, data: Dataset) -> Tensor:
-    """(N, C) scores on the CPU."""
+    """(N, C) float32 scores on the CPU."""
     dtype = autocast_dtype(recipe, split.labels.device)
-    return split_scores(model, split, data.mean, data.std, autocast_dtype=dtype).float().cpu()
+    return split_scores(model, split, data.mean, data.std, autocast_dtype=dtype)
 
 
 def train_classifier(model: nn.Module, recipe: Recipe, data: Dataset) -> None:
