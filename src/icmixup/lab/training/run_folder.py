@@ -19,7 +19,6 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from icmixup.lab.training.identity import (
     Identity,
     describe_difference,
     is_same_experiment,
+    package_version,
     run_key,
     settings_key,
 )
@@ -251,9 +251,8 @@ def read_commit() -> str:
         changed = ask_git("status", "--porcelain", "--untracked-files=no", ":/", ":(top,exclude)results")
         return ask_git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
-        with contextlib.suppress(PackageNotFoundError):
-            return f"version {version('icmixup')}"
-        return "unknown"
+        found = package_version()
+        return found if found == "unknown" else f"version {found}"
 
 
 def ask_git(*words: str) -> str:
