@@ -34,7 +34,7 @@ from icmixup.lab.analysis.stored_evaluation import (
 )
 from icmixup.lab.augment import normalise
 from icmixup.lab.datasets import Dataset
-from icmixup.lab.sweep.local import data_recipe, remember_data
+from icmixup.lab.sweep.local import LoadData, data_recipe, remember_data
 from icmixup.lab.training.evaluate import (
     Metrics,
     calibration_error,
@@ -53,7 +53,6 @@ from icmixup.lab.training.trained import Trained, find_run, load_run_data
 BLOCK_PIXELS = {"cpu": 1 << 20, "cuda": 1 << 24}  # of the images that are corrupted at a time
 BLOCK_IMAGES = 1000
 
-LoadData = Callable[[Recipe], Dataset]
 OnProgress = Callable[[str, int, int], None]  # what is evaluated, images done, images in all
 
 
