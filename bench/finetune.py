@@ -325,7 +325,7 @@ def measure_network(bench: Bench, data: Dataset, photos: PhotoFolder, model: str
     feed = make_feed(recipe, data.train)
     feed.fill(0)
     feed.prepare(0)
-    learner = make_learner(recipe, data, lambda module: module)
+    learner = make_learner(recipe, data)
     step = make_step(learner, recipe, recipe.method_at(0), data)
     steps = len(feed.epoch.lrs)
     if bench.device.type == "cuda":

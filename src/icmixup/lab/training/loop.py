@@ -40,7 +40,6 @@ from icmixup.lab.training.ranks import (
     rank,
     wait_for_all,
     world_size,
-    wrap_for_ranks,
 )
 from icmixup.lab.training.recipe import Recipe, derive_seed, learning_rate, lengthen
 from icmixup.lab.training.run_folder import Checkpoint, Row, Run, open_run, provenance
@@ -109,7 +108,7 @@ def train(recipe: Recipe, execution: Execution, on_progress: OnProgress | None =
         if row is not None:
             return row
         data = data.to(device)
-        session = Session(run, data, make_learner(recipe, data, wrap_for_ranks), on_progress)
+        session = Session(run, data, make_learner(recipe, data), on_progress)
         session.resume()
         with open_trackers(execution.trackers, run) as track:
             session.train(execution.checkpoint_seconds, track)

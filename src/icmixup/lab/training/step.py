@@ -27,7 +27,7 @@ from icmixup.lab.models.overlap import abandon, side_of
 from icmixup.lab.training.artifacts import load_artifacts
 from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.optimizer import make_optimizer, weight_groups
-from icmixup.lab.training.ranks import world_size
+from icmixup.lab.training.ranks import world_size, wrap_for_ranks
 from icmixup.lab.training.recipe import Recipe
 from icmixup.methods import Method
 from icmixup.objective import training_loss
@@ -96,7 +96,7 @@ class Learner:
         return parts + [part for state in self.optimizer.state.values() for part in state.values()]
 
 
-def make_learner(recipe: Recipe, dataset: Dataset, wrap: Callable[[nn.Module], nn.Module]) -> Learner:
+def make_learner(recipe: Recipe, dataset: Dataset) -> Learner:
     """A learner with the initial weights of the recipe and zero momentum."""
     images = dataset.train.images
     device = images.device
@@ -116,7 +116,7 @@ def make_learner(recipe: Recipe, dataset: Dataset, wrap: Callable[[nn.Module], n
     lrs = torch.zeros(len(groups), device=device)
     return Learner(
         model=model,
-        forward=wrap(forward),
+        forward=wrap_for_ranks(forward),
         average=copy.deepcopy(model) if recipe.ema is not None else None,
         optimizer=make_optimizer(groups, recipe, lrs),
         lrs=lrs,
