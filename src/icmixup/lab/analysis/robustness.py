@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from icmixup.lab.analysis.scores import line_names
+from icmixup.lab.analysis.runs import describe_run, line_names
 from icmixup.lab.analysis.shifted import Evaluated, Plan
 from icmixup.lab.analysis.stored_evaluation import Stored
 from icmixup.lab.comparison.statistics import Difference, paired_difference
@@ -172,7 +172,7 @@ def evaluations_as_json(
         "dataset": evaluated[0].run.recipe.dataset,
         "baseline": baseline,
         "methods": {summary.line: asdict(summary) for summary in summaries},
-        "runs": [{**describe(entry), "evaluation": entry.stored} for entry in evaluated],
+        "runs": [{**describe_run(entry.run, entry.line), "evaluation": entry.stored} for entry in evaluated],
     }
 
 
@@ -188,7 +188,7 @@ def evaluations_as_csv(evaluated: Sequence[Evaluated]) -> str:
 
 
 def long_rows(entry: Evaluated) -> list[dict[str, Any]]:
-    stored, about = entry.stored, describe(entry)
+    stored, about = entry.stored, describe_run(entry.run, entry.line)
 
     def row(images: str, strength: int | str, metrics: dict[str, Any]) -> dict[str, Any]:
         shown = {name: value for name, value in metrics.items() if name not in LEFT_OUT}
@@ -205,15 +205,3 @@ def long_rows(entry: Evaluated) -> list[dict[str, Any]]:
         for name, of_folder in stored["ood"].items()
     ]
     return [row("clean", 0, stored["clean"]), *corrupted, *others]
-
-
-def describe(entry: Evaluated) -> dict[str, Any]:
-    recipe = entry.run.recipe
-    return {
-        "line": entry.line,
-        "run": entry.run.folder.name,
-        "dataset": recipe.dataset,
-        "model": recipe.model,
-        "method": recipe.method,
-        "seed": recipe.seed,
-    }

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from icmixup.calibration import negative_log_likelihood
 from icmixup.lab.analysis.corruptions import check_corruptions, check_strengths, corrupt
 from icmixup.lab.analysis.other_images import OtherImages, confidence, list_others, read_blocks, separation
-from icmixup.lab.analysis.scores import expand_comparisons, line_names, load_model
+from icmixup.lab.analysis.runs import expand_comparisons, line_names, load_model
 from icmixup.lab.analysis.stored_evaluation import (
     Stored,
     add_entry,

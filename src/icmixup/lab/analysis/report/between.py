@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from icmixup.lab.analysis.report.pictures import LARGE, encode, picture
 from icmixup.lab.analysis.report.study import Key, Study, read_row
 from icmixup.lab.analysis.report.summaries import Summary, images_digest
-from icmixup.lab.analysis.scores import Point, choose_rows, compute_curve, load_model
+from icmixup.lab.analysis.runs import load_model
+from icmixup.lab.analysis.scores import Point, choose_rows, compute_curve
 from icmixup.lab.augment import normalise
 from icmixup.lab.datasets import Dataset
 from icmixup.lab.sweep.local import LoadData

@@ -23,7 +23,7 @@ from icmixup.lab.analysis.report.study import (
     study_runs,
 )
 from icmixup.lab.analysis.report.summaries import Summary, images_digest, summarise_predictions
-from icmixup.lab.analysis.scores import load_model
+from icmixup.lab.analysis.runs import load_model
 from icmixup.lab.comparison.compare import Comparison
 from icmixup.lab.datasets import Split
 from icmixup.lab.sweep.local import LoadData, remember_data
