@@ -149,14 +149,14 @@ def describe_reuse(recipes: Sequence[Recipe], execution: Execution) -> list[str]
                 skipped.setdefault(describe_difference(other.identity, now) + hint, []).append(other.folder)
     return [
         *(
-            f"{count_runs(found)} not used; new runs are trained beside: {why}"
+            f"{describe_runs(found)} not used; new runs are trained beside: {why}"
             for why, found in skipped.items()
         ),
-        *(f"{count_runs(found)} reused because of --reuse: {why}" for why, found in taken.items()),
+        *(f"{describe_runs(found)} reused because of --reuse: {why}" for why, found in taken.items()),
     ]
 
 
-def count_runs(folders: Sequence[Path]) -> str:
+def describe_runs(folders: Sequence[Path]) -> str:
     first = folders[0]
     return f"{first} is" if len(folders) == 1 else f"{len(folders)} runs such as {first} are"
 

@@ -29,7 +29,7 @@ import torch
 from icmixup.lab.datasets.cifar import NO_TWINS, NUM_CLASSES, TRAIN_IMAGES
 from icmixup.lab.datasets.subsets import DEIC_TOTAL, subset_counts
 from icmixup.lab.sweep.progress import duration
-from icmixup.lab.sweep.speed import Speed, Trial, mean_epoch, measure_speed
+from icmixup.lab.sweep.speed import Speed, Timing, mean_epoch, measure_speed
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import RunProgress
 from icmixup.lab.training.ranks import pick_device
@@ -317,7 +317,7 @@ class Filler:
         self.on_change: Callable[[Fit, str], None] = lambda fit, message: None
         """Called with what is trained when that is no longer what was planned, and when all is decided; and
         with a message, which may be empty."""
-        self.runs: dict[Recipe, Trial] = {}
+        self.runs: dict[Recipe, Timing] = {}
         self.ended: set[str] = set()  # keys of runs
 
     def planned_end(self, finished: int = 0) -> float:
@@ -333,7 +333,7 @@ class Filler:
 
     def begin(self, recipes: Sequence[Recipe]) -> None:
         """Note runs that are about to be trained."""
-        self.runs |= {recipe: Trial() for recipe in recipes}
+        self.runs |= {recipe: Timing() for recipe in recipes}
 
     def listen(self, recipe: Recipe, progress: RunProgress) -> None:
         self.runs[recipe].add(self.now(), progress.epoch)
@@ -408,7 +408,7 @@ class Filler:
     def epoch_seconds(self) -> dict[str, float]:
         """Seconds of an epoch of each method, as its runs had; of the others, as planned, times how much
         slower than planned the runs were."""
-        observed: dict[str, list[Trial]] = {}
+        observed: dict[str, list[Timing]] = {}
         for recipe, run in self.runs.items():
             if len(run.reports) > 1 and run.reports[1][1] > run.reports[0][1]:
                 observed.setdefault(recipe.method, []).append(run)
