@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from icmixup.lab.sweep import run_recipes
-from icmixup.lab.sweep.budget import work
+from icmixup.lab.sweep.cost import work
 from icmixup.lab.sweep.local import count_workers
 from icmixup.lab.sweep.speed import estimate_seconds
 from icmixup.lab.training.execution import Execution
