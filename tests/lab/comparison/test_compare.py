@@ -25,8 +25,8 @@ from icmixup.lab.comparison.compare import (
 from icmixup.lab.comparison.statistics import MEASURES
 from icmixup.lab.sweep import budget, delete_runs
 from icmixup.lab.sweep.cost import slowest
+from icmixup.lab.training.data import load_recipe_data
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.loop import load_recipe_data
 from icmixup.lab.training.recipe import QUICK
 from icmixup.methods import find_method
 

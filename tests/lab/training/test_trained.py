@@ -14,8 +14,9 @@ import torch
 from PIL import Image
 
 from icmixup.lab.cli import main
+from icmixup.lab.training.data import load_recipe_data
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.loop import load_recipe_data, train
+from icmixup.lab.training.loop import train
 from icmixup.lab.training.predictions import read_predictions
 from icmixup.lab.training.recipe import QUICK
 from icmixup.lab.training.trained import export_run, load_trained

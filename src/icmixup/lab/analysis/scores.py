@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from icmixup.lab.analysis.runs import describe_run, expand_comparisons, line_names, load_model
 from icmixup.lab.augment import normalise
 from icmixup.lab.datasets import Dataset, Split
-from icmixup.lab.sweep.local import remember_data
+from icmixup.lab.training.data import remember_data
 from icmixup.lab.training.evaluate import evaluation_mode
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.identity import autocast_dtype

@@ -34,7 +34,7 @@ from icmixup.lab.analysis.stored_evaluation import (
 )
 from icmixup.lab.augment import normalise
 from icmixup.lab.datasets import Dataset
-from icmixup.lab.sweep.local import LoadData, data_recipe, remember_data
+from icmixup.lab.training.data import LoadData, data_recipe, remember_data
 from icmixup.lab.training.evaluate import (
     Metrics,
     calibration_error,

@@ -70,7 +70,7 @@ def prepare_data(recipe: Recipe, data: Dataset, execution: Execution) -> tuple[R
     """Lengthen the recipe to its min_steps, compute features for --train head, and report both."""
     from icmixup.lab.comparison.folds import first_fold
     from icmixup.lab.models import start_note
-    from icmixup.lab.training.loop import training_data
+    from icmixup.lab.training.data import training_data
 
     if note := start_note(recipe.model, recipe.weights):
         print_note(note)

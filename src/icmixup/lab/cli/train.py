@@ -98,8 +98,8 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str] = ()) 
     from icmixup.lab.comparison.overview import describe_leak
     from icmixup.lab.models import find_builder
     from icmixup.lab.sweep import check_out, delete_runs, describe_reuse, find_finished
-    from icmixup.lab.sweep.local import run_and_end
     from icmixup.lab.sweep.progress import Display
+    from icmixup.lab.sweep.signals import run_and_end
     from icmixup.lab.training.loop import check_sizes, train
     from icmixup.lab.training.ranks import pick_device, world_size
 

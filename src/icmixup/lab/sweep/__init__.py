@@ -26,11 +26,11 @@ from icmixup.lab.sweep.local import (
     Outcome,
     count_workers,
     has_one_gpu,
-    remember_data,
     run_in_processes,
     run_in_threads,
     run_sequentially,
 )
+from icmixup.lab.training.data import remember_data
 from icmixup.lab.training.execution import ENGINES, Execution
 from icmixup.lab.training.identity import Identity, describe_difference, identify, is_same_experiment
 from icmixup.lab.training.lock import lock_folder

@@ -29,8 +29,9 @@ import torch
 
 from icmixup.lab.sweep import run_recipes
 from icmixup.lab.sweep.local import has_one_gpu, threads_per_run
+from icmixup.lab.training.data import training_data
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.loop import RunProgress, training_data
+from icmixup.lab.training.loop import RunProgress
 from icmixup.lab.training.ranks import pick_device
 from icmixup.lab.training.recipe import Recipe
 from icmixup.methods import Method

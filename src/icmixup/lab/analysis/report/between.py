@@ -23,7 +23,7 @@ from icmixup.lab.analysis.runs import load_model
 from icmixup.lab.analysis.scores import Point, choose_rows, compute_curve
 from icmixup.lab.augment import normalise
 from icmixup.lab.datasets import Dataset
-from icmixup.lab.sweep.local import LoadData
+from icmixup.lab.training.data import LoadData
 from icmixup.lab.training.evaluate import evaluation_mode
 from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.run_folder import Run

@@ -26,11 +26,10 @@ from icmixup.lab.analysis.report.summaries import Summary, images_digest, summar
 from icmixup.lab.analysis.runs import load_model
 from icmixup.lab.comparison.compare import Comparison
 from icmixup.lab.datasets import Split
-from icmixup.lab.sweep.local import LoadData, remember_data
+from icmixup.lab.training.data import LoadData, load_recipe_data, remember_data
 from icmixup.lab.training.evaluate import split_scores
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.identity import autocast_dtype
-from icmixup.lab.training.loop import load_recipe_data
 from icmixup.lab.training.predictions import Predictions, make_predictions, read_predictions
 from icmixup.lab.training.ranks import pick_device
 from icmixup.lab.training.run_folder import Run
