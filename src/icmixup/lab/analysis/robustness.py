@@ -8,8 +8,6 @@ better.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
@@ -19,6 +17,7 @@ from icmixup.lab.analysis.runs import describe_run, line_names
 from icmixup.lab.analysis.shifted import Evaluated, Plan
 from icmixup.lab.analysis.stored_evaluation import Stored
 from icmixup.lab.comparison.statistics import Difference, paired_difference
+from icmixup.lab.training.output import rows_as_csv
 from icmixup.lab.training.run_folder import Run
 
 LEFT_OUT = ("class_accuracies",)  # of the columns of a CSV file
@@ -178,13 +177,7 @@ def evaluations_as_json(
 
 def evaluations_as_csv(evaluated: Sequence[Evaluated]) -> str:
     """One row per run and set of images: clean, each corruption and strength, each folder of other images."""
-    rows = [row for entry in evaluated for row in long_rows(entry)]
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return rows_as_csv([row for entry in evaluated for row in long_rows(entry)])
 
 
 def long_rows(entry: Evaluated) -> list[dict[str, Any]]:

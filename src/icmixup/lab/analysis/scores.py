@@ -17,8 +17,6 @@ K classes with a test image    P = K (K - 1) ordered pairs    B mixed images    
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +31,7 @@ from icmixup.lab.training.data import remember_data
 from icmixup.lab.training.evaluate import evaluation_mode
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.identity import autocast_dtype
-from icmixup.lab.training.output import write_output
+from icmixup.lab.training.output import rows_as_csv, write_output
 from icmixup.lab.training.run_folder import Row
 from icmixup.lab.training.trained import find_run, load_run_data
 
@@ -184,9 +182,5 @@ def ordered_pairs(number: int, device: torch.device) -> Tensor:
 
 def write_analysis(rows: Sequence[Row], path: Path) -> Path:
     """Write the rows as CSV; an interrupted write leaves no partial file."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_output(path, text.getvalue().encode())
+    write_output(path, rows_as_csv(rows).encode())
     return path
