@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tyro import conf
 
-from icmixup.lab.cli.pretrained import LINEAR, prepare_data, resolve_recipe
+from icmixup.lab.cli.pretrained import prepare_data, resolve_recipe
 from icmixup.lab.cli.shared import (
     Concurrency,
     Flag,
@@ -25,7 +25,7 @@ from icmixup.lab.cli.shared import (
 )
 from icmixup.lab.cli.terminal import count, is_first_rank, print_note, stderr_console
 from icmixup.lab.cli.tuning import check_tune, describe_tuning, run_tuning
-from icmixup.lab.training.recipe import Recipe
+from icmixup.lab.training.recipe import LINEAR, Recipe
 
 if TYPE_CHECKING:
     from icmixup.lab.analysis.report.live import LiveReport

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from tyro import conf
 
-from icmixup.lab.cli.pretrained import LINEAR, prepare_data, resolve_recipe
+from icmixup.lab.cli.pretrained import prepare_data, resolve_recipe
 from icmixup.lab.cli.shared import (
     RecipeGroups,
     RecipeName,
@@ -22,7 +22,7 @@ from icmixup.lab.cli.shared import (
     plain_path,
 )
 from icmixup.lab.cli.terminal import count, is_first_rank, print_note, stderr_console
-from icmixup.lab.training.recipe import Recipe
+from icmixup.lab.training.recipe import LINEAR, Recipe
 
 SUMMARY = "Train one run on a dataset or a folder of images."
 HELP = """Train one run, in its own folder under --out. After an interruption, the same command resumes.
