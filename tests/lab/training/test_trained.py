@@ -69,7 +69,7 @@ def test_the_documented_lines_run(
     root: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (Path(__file__).parents[3] / "docs" / "lab.md").read_text()
-    predictions, network = (block.split("```")[0] for block in page.split("```py\n")[1:])
+    predictions, network = (block.split("```")[0] for block in page.split("```python\n")[1:])
     monkeypatch.chdir(tmp_path)
     export_run(run, tmp_path / "model.safetensors")
     shutil.copy(root / "photos" / "dark" / "0.png", tmp_path / "photo.jpg")
