@@ -71,7 +71,7 @@ CUDA_ONLY = {
         "GraphedEpoch",
         "capture",
         "cudnn_benchmark",
-        "warm_up_stream",
+        "capture_streams",
         "no_garbage_collection",
     ),
 }

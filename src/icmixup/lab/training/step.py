@@ -370,24 +370,14 @@ def cudnn_benchmark() -> Iterator[None]:
 
 
 @functools.cache
-def warm_up_stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream for all captures, used under PREPARING: every stream with a matrix product keeps a
-    workspace."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-@functools.cache
-def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream for all captures, as torch would take by default, but known before the first of them."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def capture_streams(device: torch.device) -> list[torch.cuda.Stream]:
+def capture_streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream, torch.cuda.Stream]:
     """All streams that a capture uses: its own, that of the warm-up, and that of weight gradients.
 
-    No other thread may run anything on them. torch hands out its streams in turn, so three in a row differ.
+    The same ones for all captures, under PREPARING: every stream with a matrix product keeps a workspace. No
+    other thread may run anything on them. torch hands out its streams in turn, so three in a row differ.
     """
-    return [capture_stream(device), warm_up_stream(device), side_of(device).stream]
+    own, warm_up = (torch.cuda.Stream(device) for _ in range(2))  # type: ignore[no-untyped-call]
+    return own, warm_up, side_of(device).stream
 
 
 @contextmanager
