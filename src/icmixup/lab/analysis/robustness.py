@@ -16,7 +16,7 @@ from typing import Any
 from icmixup.lab.analysis.runs import describe_run, line_names
 from icmixup.lab.analysis.shifted import Evaluated, Plan
 from icmixup.lab.analysis.stored_evaluation import Stored
-from icmixup.lab.comparison.statistics import Difference, paired_difference
+from icmixup.lab.comparison.statistics import Difference, paired_difference, without_none
 from icmixup.lab.training.output import rows_as_csv
 from icmixup.lab.training.run_folder import Run
 
@@ -110,7 +110,7 @@ class Table:
         return paired_difference(list(ours.values()), [theirs.get(seed) for seed in ours])
 
     def summary(self, line: str, ood: Sequence[str], reference: Table | None) -> Summary:
-        compared = reference is not None and reference is not self
+        other = None if reference is self else reference  # the baseline is not compared with itself
         clean = [entry.stored["clean"] for entry in self.entries]
         metrics = [name for name in clean[0] if name not in LEFT_OUT]
         accuracies = self.accuracies()
@@ -126,14 +126,14 @@ class Table:
             ood={
                 name: mean_separation([entry.stored["ood"][name] for entry in self.entries]) for name in ood
             },
-            corruption_error=self.corruption_error(reference) if compared and reference else None,
-            difference=self.difference(reference) if compared and reference else None,
+            corruption_error=None if other is None else self.corruption_error(other),
+            difference=None if other is None else self.difference(other),
         )
 
 
 def mean(values: Sequence[float | None]) -> float | None:
     """Mean of the values that are there; None if there are none."""
-    present = [value for value in values if value is not None]
+    present = without_none(values)
     return fmean(present) if present else None
 
 
