@@ -60,9 +60,10 @@ from icmixup.lab.datasets import Dataset
 from icmixup.lab.datasets.folder import list_folder, sample_shapes, typical_side
 from icmixup.lab.images.decode import SUFFIXES
 from icmixup.lab.models import build_model, preprocessing_of
+from icmixup.lab.training.data import load_recipe_data
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.feed import make_feed
-from icmixup.lab.training.loop import RunProgress, Stopped, load_recipe_data, train
+from icmixup.lab.training.loop import RunProgress, Stopped, train
 from icmixup.lab.training.recipe import RECIPES, Recipe
 from icmixup.lab.training.run_folder import provenance
 from icmixup.lab.training.step import GraphedEpoch, make_learner, make_step
@@ -325,7 +326,7 @@ def measure_network(bench: Bench, data: Dataset, photos: PhotoFolder, model: str
     feed = make_feed(recipe, data.train)
     feed.fill(0)
     feed.prepare(0)
-    learner = make_learner(recipe, data, lambda module: module)
+    learner = make_learner(recipe, data)
     step = make_step(learner, recipe, recipe.method_at(0), data)
     steps = len(feed.epoch.lrs)
     if bench.device.type == "cuda":

@@ -90,7 +90,7 @@ def profile_form(recipe: Recipe, data: Dataset, form: str, args: argparse.Namesp
     feed.fill(0)
     started = time.perf_counter()
     choose_layers(form)
-    learner = make_learner(recipe, data, lambda module: module)
+    learner = make_learner(recipe, data)
     step = make_step(learner, recipe, recipe.method_at(0), data)
     run = GraphedEpoch(learner, step, feed.epoch, feed.prepare)
     run()

@@ -32,8 +32,8 @@ from icmixup.lab.datasets.features import is_features_file, standardise
 from icmixup.lab.datasets.folds import fold_numbers
 from icmixup.lab.models import weights_digest
 from icmixup.lab.sweep import run_recipes
+from icmixup.lab.training.data import training_data
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.loop import training_data
 from icmixup.lab.training.recipe import HEAD, Recipe
 from icmixup.lab.training.run_folder import Row
 

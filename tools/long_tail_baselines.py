@@ -28,9 +28,9 @@ from icmixup.lab.paper.deadline import run_in_time
 from icmixup.lab.paper.results import append_rows
 from icmixup.lab.sweep import run_recipes
 from icmixup.lab.sweep.budget import parse_budget
+from icmixup.lab.training.data import training_data
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.features import mixes_features
-from icmixup.lab.training.loop import training_data
 from icmixup.lab.training.recipe import RECIPES, After, Precision, Recipe, lengthen, read_recipe
 from icmixup.lab.training.retrain import retrain
 from icmixup.lab.training.run_folder import Row

@@ -71,7 +71,7 @@ CUDA_ONLY = {
         "GraphedEpoch",
         "capture",
         "cudnn_benchmark",
-        "warm_up_stream",
+        "capture_streams",
         "no_garbage_collection",
     ),
 }
@@ -87,6 +87,7 @@ TESTS = {
     "integrations/_versions.py": ("tests/test_integrations.py",),
     "lab/analysis/corruptions/": ("tests/lab/analysis/test_corruptions.py",),
     "lab/analysis/report/": ("tests/lab/analysis/report/test_report_data.py",),
+    "lab/analysis/runs.py": ("tests/lab/analysis/test_analysis.py",),
     "lab/analysis/scores.py": ("tests/lab/analysis/test_analysis.py",),
     "lab/augment/": ("tests/lab/augment",),
     "lab/datasets/examples.py": ("tests/lab/datasets/test_arrays.py",),

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-Axis = Literal["class", "pair"]
 Draw = Literal["none", "mixup", "remix", "cutmix", "either", "manifold"]
 Mode = Literal["batch", "elem", "pair"]
 Duplicates = Literal["negative", "ignore", "positive"]
@@ -341,8 +340,3 @@ def check_switches(centred: object, gather: object, fused: object) -> None:
     check_choice("centred", centred, (True, False))
     check_choice("gather", gather, (True, False))
     check_choice("fused", fused, ("auto", True, False))
-
-
-def check_range(name: str, value: float, above: float, most: float, meaning: str) -> None:
-    if not above < value <= most:
-        raise ValueError(f"{name} must be {meaning}, got {value:g}")

@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from icmixup.lab.cli import main
+from icmixup.lab.sweep.budget import read_budgets
 from icmixup.lab.training.run_folder import Run
-from icmixup.lab.training.stored import read_budgets, read_recipe_file
+from icmixup.lab.training.stored import read_recipe_file
 
 LINE = "--recipe quick --dataset digits --method erm --per-class 3 --epochs 2 --batch-size 10 --device cpu"
 

@@ -16,16 +16,14 @@ from matplotlib.collections import PolyCollection
 from torch import Tensor, nn
 
 from icmixup.lab.analysis.figure import plot_confidence, plot_difference, pooled_lines
+from icmixup.lab.analysis.runs import expand_comparisons, line_names, load_model
 from icmixup.lab.analysis.scores import (
     LAMS,
     analyse_runs,
     choose_rows,
     chosen_images,
     compute_curve,
-    expand_comparisons,
     find_run,
-    line_names,
-    load_model,
     ordered_pairs,
 )
 from icmixup.lab.augment import normalise

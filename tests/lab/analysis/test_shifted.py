@@ -23,7 +23,7 @@ from icmixup.lab.analysis.robustness import (
     pick_baseline_line,
     summarise,
 )
-from icmixup.lab.analysis.scores import load_model
+from icmixup.lab.analysis.runs import load_model
 from icmixup.lab.analysis.shifted import Evaluated, evaluate_runs, find_runs, make_plan, shifted_metrics
 from icmixup.lab.datasets import DataSpec, load_dataset
 from icmixup.lab.training.evaluate import evaluate, split_scores

@@ -14,8 +14,8 @@ from icmixup.lab.comparison.compare import Comparison, read_comparison, summaris
 from icmixup.lab.comparison.statistics import MEASURES, Correct, Look, decide
 from icmixup.lab.comparison.table import accuracy_cell
 from icmixup.lab.comparison.verdict import describe_stop
+from icmixup.lab.training.data import load_recipe_data
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.loop import load_recipe_data
 from icmixup.lab.training.recipe import QUICK
 from icmixup.lab.training.run_folder import Row
 

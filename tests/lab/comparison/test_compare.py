@@ -24,8 +24,9 @@ from icmixup.lab.comparison.compare import (
 )
 from icmixup.lab.comparison.statistics import MEASURES
 from icmixup.lab.sweep import budget, delete_runs
+from icmixup.lab.sweep.cost import slowest
+from icmixup.lab.training.data import load_recipe_data
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.loop import load_recipe_data
 from icmixup.lab.training.recipe import QUICK
 from icmixup.methods import find_method
 
@@ -157,5 +158,5 @@ def test_what_is_no_budget_is_refused_with_examples(text: str):
 
 
 def test_the_slowest_method_has_two_forwards():
-    assert budget.slowest(LONG_TAIL_METHODS) == "ic-regmixup"
-    assert budget.slowest(("erm", "mixup", "ic-mixup")) == "ic-mixup"
+    assert slowest(LONG_TAIL_METHODS) == "ic-regmixup"
+    assert slowest(("erm", "mixup", "ic-mixup")) == "ic-mixup"

@@ -17,7 +17,7 @@ from icmixup.lab.comparison.compare import comparison_recipes, read_comparison
 from icmixup.lab.comparison.folds import pool_predictions
 from icmixup.lab.comparison.statistics import describe_sample
 from icmixup.lab.comparison.variance import crossed_sample
-from icmixup.lab.sweep.local import data_recipe
+from icmixup.lab.training.data import data_recipe
 from icmixup.lab.training.predictions import Predictions, read_predictions
 from icmixup.lab.training.recipe import QUICK, Recipe
 from icmixup.lab.training.trained import find_run

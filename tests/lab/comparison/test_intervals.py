@@ -10,8 +10,8 @@ import pytest
 
 from icmixup.lab.comparison.compare import compare, read_comparison, read_correct, write_comparison
 from icmixup.lab.comparison.statistics import paired_difference, take_look
+from icmixup.lab.training.data import load_recipe_data
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.loop import load_recipe_data
 from icmixup.lab.training.predictions import PREDICTIONS_FILE, read_predictions, write_predictions
 from icmixup.lab.training.recipe import QUICK
 from icmixup.lab.training.run_folder import Row

@@ -156,7 +156,7 @@ def test_networks_inside_which_images_are_mixed_are_not_fused(method, is_fused, 
     """A fused norm has applied the activation at whose input Manifold Mixup may mix."""
     monkeypatch.setattr(step_module, "is_fused", lambda recipe, device: True)
     recipe = Recipe(dataset="made", model="small-cnn", method=method)
-    learner = step_module.make_learner(recipe, MADE, lambda model: model)
+    learner = step_module.make_learner(recipe, MADE)
     assert any(isinstance(module, FusedNorm) for module in learner.model.modules()) == is_fused
 
 

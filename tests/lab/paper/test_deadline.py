@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from icmixup.lab.paper.deadline import MEASURED_SECONDS, Deadline
-from icmixup.lab.sweep.budget import work
+from icmixup.lab.sweep.cost import work
 from icmixup.lab.training.loop import RunProgress
 from icmixup.lab.training.recipe import Recipe
 

@@ -30,7 +30,7 @@ from icmixup.lab.paper.published import TABLES, find_table
 from icmixup.lab.paper.render import results_page
 from icmixup.lab.paper.results import METRICS, Result, Results, append_rows, experiment, read_rows
 from icmixup.lab.paper.spec import PaperTable
-from icmixup.lab.sweep.budget import count_images, work
+from icmixup.lab.sweep.cost import count_images, work
 from icmixup.lab.sweep.progress import Display, duration
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import RunProgress, train

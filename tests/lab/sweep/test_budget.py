@@ -36,7 +36,7 @@ from icmixup.lab.sweep.speed import (
     MEASURING_SHARE,
     Passes,
     Speed,
-    Trial,
+    Timing,
     cost_of,
     mean_epoch,
     measure_speed,
@@ -299,8 +299,8 @@ def test_methods_that_cost_the_same_are_measured_once() -> None:
 
 
 def test_the_mean_over_trials_is_that_of_their_time() -> None:
-    def trial(seconds: float) -> Trial:
-        return Trial([(3.0, 1.0), (3.0 + 2 * seconds, 3.0)])
+    def trial(seconds: float) -> Timing:
+        return Timing([(3.0, 1.0), (3.0 + 2 * seconds, 3.0)])
 
     assert mean_epoch([trial(1.0), trial(2.0)]) == 1.5
 
@@ -362,18 +362,18 @@ def test_a_trial_that_reported_nothing_took_from_the_end_of_an_earlier_one_to_it
 
 
 def test_the_time_of_an_epoch_is_that_between_the_first_and_the_last_report() -> None:
-    trial = Trial([(3.0, 0.5), (5.0, 1.5), (9.0, 3.5)])
+    trial = Timing([(3.0, 0.5), (5.0, 1.5), (9.0, 3.5)])
     assert trial.epoch == 2.0  # 6 s for 3 epochs
     assert trial.started == 2.0  # half an epoch before the first report
-    assert Trial([(4.0, 2.0)]).epoch == 2.0
+    assert Timing([(4.0, 2.0)]).epoch == 2.0
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 3])
 def test_time_besides_epochs_is_divided_into_that_of_workers_and_of_runs(lanes: int) -> None:
     # Workers are ready after 5 s and end in 2 s; each has three trials of 0.7 s before and 0.3 s after 3 s of
     # epochs.
-    def trial(start: float) -> Trial:
-        return Trial([(start + 1.7, 1.0), (start + 3.7, 3.0)], ended=start + 4.0)
+    def trial(start: float) -> Timing:
+        return Timing([(start + 1.7, 1.0), (start + 3.7, 3.0)], ended=start + 4.0)
 
     trials = [trial(start) for start in (5.0, 9.0, 13.0) for _ in range(lanes)]
     assert split_overhead(trials, wall=19.0, lanes=lanes) == pytest.approx((7.0, 1.0))

@@ -26,6 +26,7 @@ from icmixup.lab import sweep
 from icmixup.lab.sweep import local as workers
 from icmixup.lab.sweep import ray as engine
 from icmixup.lab.sweep import run_recipes
+from icmixup.lab.sweep import signals as stop_signals
 from icmixup.lab.sweep.local import run_in_threads
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import RunProgress, train
@@ -242,25 +243,27 @@ def test_a_long_wait_for_threads_is_explained(
 
 
 def stop_handlers() -> list[object]:
-    return [signal.getsignal(number) for number in workers.STOP_SIGNALS]
+    return [signal.getsignal(number) for number in stop_signals.STOP_SIGNALS]
 
 
 def raise_all() -> None:
-    for number in workers.STOP_SIGNALS:
+    for number in stop_signals.STOP_SIGNALS:
         signal.raise_signal(number)
 
 
 @pytest.fixture
 def _all_interrupt() -> Iterator[None]:
     """Every signal raises KeyboardInterrupt, as in a command."""
-    before = [(number, signal.signal(number, signal.default_int_handler)) for number in workers.STOP_SIGNALS]
+    before = [
+        (number, signal.signal(number, signal.default_int_handler)) for number in stop_signals.STOP_SIGNALS
+    ]
     yield
     for number, handler in before:
         signal.signal(number, handler)
 
 
 @pytest.mark.usefixtures("_all_interrupt")
-@pytest.mark.parametrize("number", workers.STOP_SIGNALS)
+@pytest.mark.parametrize("number", stop_signals.STOP_SIGNALS)
 def test_a_signal_interrupts_runs_once_and_their_end_never(number: signal.Signals) -> None:
     """Also on the way out of the runs, where one that trains in this thread writes its checkpoint."""
     before, done = stop_handlers(), []
@@ -277,7 +280,7 @@ def test_a_signal_interrupts_runs_once_and_their_end_never(number: signal.Signal
         done.append("end")
 
     with pytest.raises(KeyboardInterrupt):
-        workers.run_and_end(run, end)
+        stop_signals.run_and_end(run, end)
     assert done == ["run", "end"]
     assert stop_handlers() == before
 
@@ -285,13 +288,13 @@ def test_a_signal_interrupts_runs_once_and_their_end_never(number: signal.Signal
 @pytest.mark.usefixtures("_all_interrupt")
 def test_an_error_or_no_error_before_the_end_leaves_the_signals_as_they_were() -> None:
     before, done = stop_handlers(), []
-    workers.run_and_end(lambda: None, lambda: done.append("end"))
+    stop_signals.run_and_end(lambda: None, lambda: done.append("end"))
     assert stop_handlers() == before
     with pytest.raises(ZeroDivisionError):
-        workers.run_and_end(lambda: 1 / 0, lambda: done.append("end"))
+        stop_signals.run_and_end(lambda: 1 / 0, lambda: done.append("end"))
     assert stop_handlers() == before
     with pytest.raises(ZeroDivisionError):
-        workers.run_and_end(lambda: None, lambda: 1 / 0)
+        stop_signals.run_and_end(lambda: None, lambda: 1 / 0)
     assert stop_handlers() == before
     assert done == ["end", "end"]
 
@@ -306,16 +309,16 @@ def test_a_first_signal_at_the_end_is_not_lost(run: Callable[[], None]) -> None:
         done.append("end")
 
     with pytest.raises(KeyboardInterrupt):
-        workers.run_and_end(run, end)
+        stop_signals.run_and_end(run, end)
     assert done == ["end"]
 
 
 @pytest.mark.usefixtures("_all_interrupt")
 def test_an_interrupt_between_the_runs_and_their_end_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "STOP_SECONDS", 0.0)
-    hold, done = workers.StopSignals.hold, []
+    monkeypatch.setattr(stop_signals, "STOP_SECONDS", 0.0)
+    hold, done = stop_signals.StopSignals.hold, []
 
-    def interrupted_hold(signals: workers.StopSignals) -> None:
+    def interrupted_hold(signals: stop_signals.StopSignals) -> None:
         if not signals.interrupted:
             signal.raise_signal(signal.SIGINT)
         hold(signals)
@@ -324,16 +327,16 @@ def test_an_interrupt_between_the_runs_and_their_end_is_the_only_one(monkeypatch
         raise_all()
         done.append("end")
 
-    monkeypatch.setattr(workers.StopSignals, "hold", interrupted_hold)
+    monkeypatch.setattr(stop_signals.StopSignals, "hold", interrupted_hold)
     with pytest.raises(KeyboardInterrupt):
-        workers.run_and_end(lambda: None, end)
+        stop_signals.run_and_end(lambda: None, end)
     assert done == ["end"]
 
 
 @pytest.mark.usefixtures("_all_interrupt")
 def test_runs_that_go_on_after_an_interrupt_can_be_interrupted_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first may come where Python ignores errors, for example in __del__."""
-    monkeypatch.setattr(workers, "STOP_SECONDS", 0.5)
+    monkeypatch.setattr(stop_signals, "STOP_SECONDS", 0.5)
     interrupts = []
 
     def run() -> None:
@@ -344,7 +347,7 @@ def test_runs_that_go_on_after_an_interrupt_can_be_interrupted_again(monkeypatch
             except KeyboardInterrupt:
                 interrupts.append(wait)
 
-    workers.run_and_end(run)
+    stop_signals.run_and_end(run)
     assert interrupts == [0.0, 0.6]
 
 
@@ -352,7 +355,7 @@ def test_a_handler_that_does_not_interrupt_gets_every_signal() -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
     try:
-        workers.run_and_end(
+        stop_signals.run_and_end(
             lambda: [signal.raise_signal(signal.SIGINT) for _ in range(3)],
             lambda: signal.raise_signal(signal.SIGINT),
         )
@@ -365,7 +368,7 @@ def test_signals_that_are_ignored_stay_ignored() -> None:
     """nohup ignores SIGHUP."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        workers.run_and_end(lambda: signal.raise_signal(signal.SIGINT))
+        stop_signals.run_and_end(lambda: signal.raise_signal(signal.SIGINT))
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)

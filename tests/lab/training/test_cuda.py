@@ -25,7 +25,6 @@ from icmixup.lab.training.evaluate import split_scores
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.feed import make_feed, side_stream
 from icmixup.lab.training.loop import Session, tensors_in, train
-from icmixup.lab.training.ranks import wrap_for_ranks
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Run
 from icmixup.lab.training.step import capture_streams, make_learner
@@ -56,7 +55,7 @@ def epoch_losses(data, tmp_path, epochs=3, **choices):
     """(epochs, steps) losses of a fresh run."""
     defaults = {"model": "small-cnn", "batch_size": 32, "precision": "float32"}
     recipe = Recipe(dataset="made", epochs=epochs, **defaults | choices)
-    session = Session(Run(tmp_path, recipe), data, make_learner(recipe, data, wrap_for_ranks), None)
+    session = Session(Run(tmp_path, recipe), data, make_learner(recipe, data), None)
     run_epoch, losses = session.make_epoch(0), []
     for number in range(epochs):
         session.fill(number)
@@ -169,7 +168,7 @@ def test_captured_adamw_steps_give_the_losses_of_eager_ones(method, data, tmp_pa
 def trained_weights(data, tmp_path, **fields):
     """Weights and state of the optimizer after one epoch."""
     recipe = Recipe(dataset="made", model="small-cnn", batch_size=32, epochs=2, precision="float32", **fields)
-    session = Session(Run(tmp_path, recipe), data, make_learner(recipe, data, wrap_for_ranks), None)
+    session = Session(Run(tmp_path, recipe), data, make_learner(recipe, data), None)
     run_epoch = session.make_epoch(0)
     for number in range(2):
         session.fill(number)
@@ -191,7 +190,7 @@ def test_the_remembered_state_is_that_of_the_end_of_an_epoch_whatever_captured_s
     choices, data, tmp_path
 ):
     recipe = Recipe(dataset="made", model="small-cnn", batch_size=32, epochs=3, lr=1e-3, **choices)
-    session = Session(Run(tmp_path, recipe), data, make_learner(recipe, data, wrap_for_ranks), None)
+    session = Session(Run(tmp_path, recipe), data, make_learner(recipe, data), None)
     run_epoch = session.make_epoch(0)
     for number in range(3):
         session.fill(number)
@@ -210,7 +209,7 @@ def test_a_captured_step_follows_the_schedule_in_every_group(data, tmp_path):
     recipe = Recipe(
         dataset="made", model="small-cnn", batch_size=32, epochs=2, lr=1e-3, schedule="cosine", **FINETUNING
     )
-    session = Session(Run(tmp_path, recipe), data, make_learner(recipe, data, wrap_for_ranks), None)
+    session = Session(Run(tmp_path, recipe), data, make_learner(recipe, data), None)
     session.learner.lr_scales.copy_(torch.tensor([1.0, 0.25]))
     run_epoch = session.make_epoch(0)
     for number in range(2):

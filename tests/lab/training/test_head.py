@@ -19,7 +19,6 @@ from icmixup.lab.training import features as module
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.features import Known, Part, compute_features, feature_dataset, mixes_features
 from icmixup.lab.training.loop import train
-from icmixup.lab.training.ranks import wrap_for_ranks
 from icmixup.lab.training.recipe import HEAD, Recipe
 from icmixup.lab.training.step import initial_model, make_learner, make_step
 from icmixup.pairs import draw_mixup
@@ -213,7 +212,7 @@ def test_a_mixed_head_sees_mixed_features(tmp_path: Path) -> None:
     np.savez(path, train_features=rows, train_labels=labels, test_features=rows, test_labels=labels)
     recipe = Recipe(dataset=str(path), method="mixup", batch_size=40, alpha=5.0, train="head")
     data = load_dataset(DataSpec(str(path)), tmp_path)
-    learner = make_learner(recipe, data, wrap_for_ranks)
+    learner = make_learner(recipe, data)
     features, targets = data.train.images, data.train.labels
     weight, bias = (part.detach().clone() for part in learner.model.parameters())
     pairs = draw_mixup(targets, 5.0, generator=torch.Generator().manual_seed(3))

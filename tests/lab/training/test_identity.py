@@ -22,9 +22,10 @@ from icmixup.lab.datasets import Dataset, Split
 from icmixup.lab.datasets.cifar import LAYOUTS
 from icmixup.lab.sweep import delete_runs, describe_reuse, find_finished, run_recipes
 from icmixup.lab.training import identity
+from icmixup.lab.training.data import load_recipe_data
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.identity import Identity, identify, run_key
-from icmixup.lab.training.loop import load_recipe_data, train
+from icmixup.lab.training.loop import train
 from icmixup.lab.training.predictions import PREDICTIONS_FILE, read_predictions
 from icmixup.lab.training.recipe import QUICK, Recipe
 from icmixup.lab.training.run_folder import locate_run, open_run, read_identity, runs_of

@@ -23,7 +23,6 @@ from icmixup.lab.training import loop as loop_module
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.identity import identify
 from icmixup.lab.training.loop import Diverged, RunProgress, Session, tensors_in, train
-from icmixup.lab.training.ranks import wrap_for_ranks
 from icmixup.lab.training.recipe import Recipe, learning_rate
 from icmixup.lab.training.run_folder import Run, open_run, runs_of
 from icmixup.lab.training.step import PREPARING, make_learner, make_step
@@ -76,7 +75,7 @@ def only_run(root: Path, recipe: Recipe) -> Run:
 
 def start(root: Path, data: Dataset, recipe: Recipe) -> Session:
     run = open_run(root, recipe, identify(recipe, data, "cpu"))
-    return Session(run, data, make_learner(recipe, data, wrap_for_ranks), None)
+    return Session(run, data, make_learner(recipe, data), None)
 
 
 def run_tiny(
@@ -592,7 +591,7 @@ def test_with_a_cosine_classifier_scores_do_not_depend_on_the_length_of_class_we
 ) -> None:
     def scores(cosine: bool) -> tuple[Tensor, Tensor]:
         recipe = dataclasses.replace(TINY, method=method, cosine_classifier=cosine)
-        model = make_learner(recipe, digits, lambda module: module).model.eval()
+        model = make_learner(recipe, digits).model.eval()
         images = digits.test.square()[:8].float() / 255
         with torch.no_grad():
             before = model(images)

@@ -17,7 +17,6 @@ from icmixup.lab.datasets import Dataset, DataSpec, load_dataset
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import RunProgress, train
 from icmixup.lab.training.optimizer import make_optimizer, weight_groups
-from icmixup.lab.training.ranks import wrap_for_ranks
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import runs_of
 from icmixup.lab.training.step import make_learner, make_step
@@ -51,8 +50,8 @@ def one_step(
     recipe: Recipe, data: Dataset, lr: float, steps: int = 1
 ) -> tuple[nn.Module, nn.Module, list[nn.Module]]:
     """The model before and after steps on the same batch, and the gradients of each step as models."""
-    learner = make_learner(recipe, data, wrap_for_ranks)
-    before = make_learner(recipe, data, wrap_for_ranks).model
+    learner = make_learner(recipe, data)
+    before = make_learner(recipe, data).model
     step = make_step(learner, recipe, recipe.method_at(0), data)
     gradients = []
     for number in range(steps):
@@ -121,7 +120,7 @@ def test_groups_hold_every_weight_once() -> None:
 
 def test_layer_decay_without_a_timm_model_is_refused(digits: Dataset) -> None:
     with pytest.raises(ValueError, match="layer_decay needs a timm model, got small-cnn"):
-        make_learner(replace(RECIPE, layer_decay=0.75), digits, wrap_for_ranks)
+        make_learner(replace(RECIPE, layer_decay=0.75), digits)
 
 
 def test_clipping_bounds_the_gradient(digits: Dataset) -> None:

@@ -77,7 +77,7 @@ def test_a_run_writes_the_scores_of_its_model_on_every_test_image(digits: Datase
     row = train(TINY, Execution(out=tmp_path, data_dir=tmp_path, device="cpu", dataset=digits))
     folder = tmp_path / row["folder"]
     found = read_predictions(folder)
-    learner = make_learner(TINY, digits, lambda model: model)
+    learner = make_learner(TINY, digits)
     learner.load(torch.load(folder / "checkpoint.pt", weights_only=True))
     scores = split_scores(learner.model, digits.test, digits.mean, digits.std, autocast_dtype=None)
     np.testing.assert_array_equal(found.scores, make_predictions(scores, digits.test.labels, (), "0").scores)

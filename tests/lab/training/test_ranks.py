@@ -23,8 +23,9 @@ from torch import multiprocessing as mp
 
 from icmixup import METHODS
 from icmixup.lab.cli import main
+from icmixup.lab.training.data import load_recipe_data
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.loop import Diverged, load_recipe_data, train
+from icmixup.lab.training.loop import Diverged, train
 from icmixup.lab.training.ranks import join_ranks
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import runs_of

@@ -40,7 +40,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from icmixup.lab.training.loop import load_recipe_data
+from icmixup.lab.training.data import load_recipe_data
 from icmixup.lab.training.execution import Execution
 from test_resume import CPU, RECIPE, runs_of, train
 

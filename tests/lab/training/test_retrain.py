@@ -17,8 +17,9 @@ from icmixup.lab.cli.retrain import describe_short_training
 from icmixup.lab.datasets import Dataset, Split
 from icmixup.lab.models import classifier_of
 from icmixup.lab.training import retrain as module
+from icmixup.lab.training.data import load_recipe_data
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.loop import load_recipe_data, train
+from icmixup.lab.training.loop import train
 from icmixup.lab.training.predictions import read_predictions
 from icmixup.lab.training.recipe import QUICK
 from icmixup.lab.training.retrain import TAUS, log_prior, mean_class_accuracy, retrain

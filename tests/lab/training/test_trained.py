@@ -14,8 +14,9 @@ import torch
 from PIL import Image
 
 from icmixup.lab.cli import main
+from icmixup.lab.training.data import load_recipe_data
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.loop import load_recipe_data, train
+from icmixup.lab.training.loop import train
 from icmixup.lab.training.predictions import read_predictions
 from icmixup.lab.training.recipe import QUICK
 from icmixup.lab.training.trained import export_run, load_trained
@@ -82,7 +83,7 @@ def test_the_documented_lines_run(
     root: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (Path(__file__).parents[3] / "docs" / "lab.md").read_text()
-    predictions, network = (block.split("```")[0] for block in page.split("```py\n")[1:])
+    predictions, network = (block.split("```")[0] for block in page.split("```python\n")[1:])
     monkeypatch.chdir(tmp_path)
     export_run(run, tmp_path / "model.safetensors")
     shutil.copy(root / "photos" / "dark" / "0.png", tmp_path / "photo.jpg")

@@ -1,1 +1,1 @@
-"""Behaviour of trained networks on images between two classes: the last figure of the paper."""
+"""Trained networks between two classes and on shifted data, and the HTML report."""

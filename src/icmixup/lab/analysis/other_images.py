@@ -61,8 +61,7 @@ def hash_files(folder: Path, files: Sequence[Path]) -> str:
 
 
 def read_blocks(other: OtherImages, trained: Trained, size: int) -> Iterator[Tensor]:
-    """Blocks of up to `size` images as the network expects them; unreadable files are reported, and left
-    out."""
+    """Blocks of up to `size` images as the network expects them; files that cannot be read are reported."""
     found = 0
     for start in range(0, len(other.files), size):
         images = list(read_images(other.files[start : start + size], trained))

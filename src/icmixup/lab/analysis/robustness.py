@@ -8,17 +8,16 @@ better.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from icmixup.lab.analysis.scores import line_names
+from icmixup.lab.analysis.runs import describe_run, line_names
 from icmixup.lab.analysis.shifted import Evaluated, Plan
 from icmixup.lab.analysis.stored_evaluation import Stored
-from icmixup.lab.comparison.statistics import Difference, paired_difference
+from icmixup.lab.comparison.statistics import Difference, paired_difference, without_none
+from icmixup.lab.training.output import rows_as_csv
 from icmixup.lab.training.run_folder import Run
 
 LEFT_OUT = ("class_accuracies",)  # of the columns of a CSV file
@@ -111,7 +110,7 @@ class Table:
         return paired_difference(list(ours.values()), [theirs.get(seed) for seed in ours])
 
     def summary(self, line: str, ood: Sequence[str], reference: Table | None) -> Summary:
-        compared = reference is not None and reference is not self
+        other = None if reference is self else reference  # the baseline is not compared with itself
         clean = [entry.stored["clean"] for entry in self.entries]
         metrics = [name for name in clean[0] if name not in LEFT_OUT]
         accuracies = self.accuracies()
@@ -127,14 +126,14 @@ class Table:
             ood={
                 name: mean_separation([entry.stored["ood"][name] for entry in self.entries]) for name in ood
             },
-            corruption_error=self.corruption_error(reference) if compared and reference else None,
-            difference=self.difference(reference) if compared and reference else None,
+            corruption_error=None if other is None else self.corruption_error(other),
+            difference=None if other is None else self.difference(other),
         )
 
 
 def mean(values: Sequence[float | None]) -> float | None:
     """Mean of the values that are there; None if there are none."""
-    present = [value for value in values if value is not None]
+    present = without_none(values)
     return fmean(present) if present else None
 
 
@@ -172,23 +171,17 @@ def evaluations_as_json(
         "dataset": evaluated[0].run.recipe.dataset,
         "baseline": baseline,
         "methods": {summary.line: asdict(summary) for summary in summaries},
-        "runs": [{**describe(entry), "evaluation": entry.stored} for entry in evaluated],
+        "runs": [{**describe_run(entry.run, entry.line), "evaluation": entry.stored} for entry in evaluated],
     }
 
 
 def evaluations_as_csv(evaluated: Sequence[Evaluated]) -> str:
     """One row per run and set of images: clean, each corruption and strength, each folder of other images."""
-    rows = [row for entry in evaluated for row in long_rows(entry)]
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return rows_as_csv([row for entry in evaluated for row in long_rows(entry)])
 
 
 def long_rows(entry: Evaluated) -> list[dict[str, Any]]:
-    stored, about = entry.stored, describe(entry)
+    stored, about = entry.stored, describe_run(entry.run, entry.line)
 
     def row(images: str, strength: int | str, metrics: dict[str, Any]) -> dict[str, Any]:
         shown = {name: value for name, value in metrics.items() if name not in LEFT_OUT}
@@ -205,15 +198,3 @@ def long_rows(entry: Evaluated) -> list[dict[str, Any]]:
         for name, of_folder in stored["ood"].items()
     ]
     return [row("clean", 0, stored["clean"]), *corrupted, *others]
-
-
-def describe(entry: Evaluated) -> dict[str, Any]:
-    recipe = entry.run.recipe
-    return {
-        "line": entry.line,
-        "run": entry.run.folder.name,
-        "dataset": recipe.dataset,
-        "model": recipe.model,
-        "method": recipe.method,
-        "seed": recipe.seed,
-    }

@@ -17,8 +17,6 @@ K classes with a test image    P = K (K - 1) ordered pairs    B mixed images    
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -26,21 +24,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from icmixup.lab.analysis.runs import describe_run, expand_comparisons, line_names, load_model
 from icmixup.lab.augment import normalise
 from icmixup.lab.datasets import Dataset, Split
-from icmixup.lab.models import build_model
-from icmixup.lab.sweep.local import remember_data
+from icmixup.lab.training.data import remember_data
 from icmixup.lab.training.evaluate import evaluation_mode
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.identity import autocast_dtype
-from icmixup.lab.training.output import write_output
-from icmixup.lab.training.recipe import Recipe
-from icmixup.lab.training.run_folder import TRIALS_FOLDER, Row, Run
-from icmixup.lab.training.step import to_device
-from icmixup.lab.training.stored import FOLDS_FILE, read_run_names
-from icmixup.lab.training.trained import find_run, load_run_data, load_run_weights
+from icmixup.lab.training.output import rows_as_csv, write_output
+from icmixup.lab.training.run_folder import Row
+from icmixup.lab.training.trained import find_run, load_run_data
 
 LAMS = tuple(step / 10 for step in range(11))
+PROVENANCE = ("device", "torch", "commit", "date")  # of a run's row, repeated in ours
 
 
 class Point(NamedTuple):
@@ -82,84 +78,14 @@ def analyse_runs(
     for run, line in zip(runs, line_names([run.recipe for run in runs]), strict=True):
         data = load_run_data(run, load)
         model = load_model(run, data, device)
+        result = run.result() or {}
+        described = describe_run(run, line) | {name: result.get(name) for name in PROVENANCE}
         for seed in image_seeds or (None,):
-            about = describe_run(run, line) | {"image_seed": "first" if seed is None else seed}
+            about = {**described, "image_seed": "first" if seed is None else seed}
             images, labels = chosen_images(data, seed, device)
             points = compute_curve(model, images, labels, autocast_dtype(run.recipe, device))
             rows += [about | point._asdict() for point in points]
     return rows
-
-
-def describe_run(run: Run, line: str) -> Row:
-    recipe, result = run.recipe, run.result() or {}
-    return {
-        "line": line,
-        "run": run.folder.name,
-        "dataset": recipe.dataset,
-        "model": recipe.model,
-        "method": recipe.method,
-        "seed": recipe.seed,
-        **{name: result.get(name) for name in ("device", "torch", "commit", "date")},
-    }
-
-
-def line_names(recipes: Sequence[Recipe]) -> list[str]:
-    """The method of each run and the other fields in which runs differ, but for seed and fold."""
-    all_fields = [recipe.fields() for recipe in recipes]
-    differ = [
-        name
-        for name in all_fields[0]
-        if name not in ("method", "seed", "fold")
-        and any(fields[name] != all_fields[0][name] for fields in all_fields)
-    ]
-    return [
-        " ".join(
-            [
-                str(fields["method"]),
-                *(f"{name}={fields[name]}" for name in differ if fields[name] is not None),
-            ]
-        )
-        for fields in all_fields
-    ]
-
-
-def expand_comparisons(folders: Sequence[Path]) -> list[Path]:
-    """Run folders: those given, and the runs of comparisons and of folds; plain files and trials of --tune,
-    which runs/* matches, are left out."""
-    found: list[Path] = []
-    for folder in folders:
-        listed = [folder / name for name in ("comparison.json", FOLDS_FILE) if (folder / name).exists()]
-        if listed:
-            found += [folder.parent / name for name in read_run_names(listed[0])]
-        elif not folder.is_file() and folder.name != TRIALS_FOLDER:
-            found.append(folder)
-    if not found:
-        what = "a file" if folders[0].is_file() else "the folder of trials"
-        raise ValueError(f"{folders[0]} is {what}; pass folders of finished runs or of comparisons")
-    return list(dict.fromkeys(found))
-
-
-def load_model(run: Run, data: Dataset, device: torch.device) -> nn.Module:
-    """The network with the weights that the run was tested with: averaged weights if the recipe sets ema."""
-    recipe, channels = run.recipe, data.test.images.shape[1]
-    model = to_device(
-        build_model(
-            recipe.model,
-            data.num_classes,
-            channels=channels,
-            seed=recipe.seed,
-            image_size=data.test.images.shape[-1],
-            cosine=recipe.cosine,
-        ),
-        device,
-    )
-    try:
-        return load_run_weights(run, model)
-    except (RuntimeError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"the weights in {run.folder} do not fit {recipe.model} with the {data.num_classes} classes of "
-            f"{recipe.dataset}; check that the dataset has not changed since the run"
-        ) from error
 
 
 def chosen_images(data: Dataset, image_seed: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -256,9 +182,5 @@ def ordered_pairs(number: int, device: torch.device) -> Tensor:
 
 def write_analysis(rows: Sequence[Row], path: Path) -> Path:
     """Write the rows as CSV; an interrupted write leaves no partial file."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_output(path, text.getvalue().encode())
+    write_output(path, rows_as_csv(rows).encode())
     return path

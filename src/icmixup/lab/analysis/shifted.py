@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from icmixup.calibration import negative_log_likelihood
 from icmixup.lab.analysis.corruptions import check_corruptions, check_strengths, corrupt
 from icmixup.lab.analysis.other_images import OtherImages, confidence, list_others, read_blocks, separation
-from icmixup.lab.analysis.scores import expand_comparisons, line_names, load_model
+from icmixup.lab.analysis.runs import expand_comparisons, line_names, load_model
 from icmixup.lab.analysis.stored_evaluation import (
     Stored,
     add_entry,
@@ -34,7 +34,7 @@ from icmixup.lab.analysis.stored_evaluation import (
 )
 from icmixup.lab.augment import normalise
 from icmixup.lab.datasets import Dataset
-from icmixup.lab.sweep.local import data_recipe, remember_data
+from icmixup.lab.training.data import LoadData, data_recipe, remember_data
 from icmixup.lab.training.evaluate import (
     Metrics,
     calibration_error,
@@ -53,7 +53,6 @@ from icmixup.lab.training.trained import Trained, find_run, load_run_data
 BLOCK_PIXELS = {"cpu": 1 << 20, "cuda": 1 << 24}  # of the images that are corrupted at a time
 BLOCK_IMAGES = 1000
 
-LoadData = Callable[[Recipe], Dataset]
 OnProgress = Callable[[str, int, int], None]  # what is evaluated, images done, images in all
 
 

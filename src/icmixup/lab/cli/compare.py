@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tyro import conf
 
-from icmixup.lab.cli.pretrained import LINEAR, prepare_data, resolve_recipe
+from icmixup.lab.cli.pretrained import prepare_data, resolve_recipe
 from icmixup.lab.cli.shared import (
     Concurrency,
     Flag,
@@ -25,7 +25,7 @@ from icmixup.lab.cli.shared import (
 )
 from icmixup.lab.cli.terminal import count, is_first_rank, print_note, stderr_console
 from icmixup.lab.cli.tuning import check_tune, describe_tuning, run_tuning
-from icmixup.lab.training.recipe import Recipe
+from icmixup.lab.training.recipe import LINEAR, Recipe
 
 if TYPE_CHECKING:
     from icmixup.lab.analysis.report.live import LiveReport
@@ -368,7 +368,7 @@ def train_and_compare(
     from icmixup.lab.comparison.adaptive import compare_adaptively
     from icmixup.lab.comparison.compare import compare, comparison_recipes
     from icmixup.lab.sweep import find_finished
-    from icmixup.lab.sweep.budget import work
+    from icmixup.lab.sweep.cost import work
 
     recipe, methods, seeds, baseline, execution, *_ = plan
 
@@ -406,7 +406,7 @@ def train_and_compare(
 def estimate_time(recipe: Recipe, methods: Sequence[str], runs: int, execution: Execution) -> float | None:
     """Seconds for the remaining runs, None where a trial on this machine cannot tell."""
     from icmixup.lab.comparison.folds import first_fold, fold_recipes
-    from icmixup.lab.sweep.budget import slowest
+    from icmixup.lab.sweep.cost import slowest
     from icmixup.lab.sweep.speed import estimate_seconds
     from icmixup.lab.training.loop import check_sizes
     from icmixup.lab.training.ranks import world_size

@@ -191,7 +191,7 @@ def is_photos(data: Dataset) -> bool:
 def load_data(recipe: Recipe, data_dir: Path) -> Dataset:
     """The recipe's images, with warnings about unreadable files and a very small last batch."""
     from icmixup.lab.comparison.folds import first_fold
-    from icmixup.lab.training.loop import load_recipe_data
+    from icmixup.lab.training.data import load_recipe_data
 
     check_folder(recipe.dataset)
     data = load_recipe_data(recipe, data_dir, show_progress=sys.stderr.isatty() and is_first_rank())

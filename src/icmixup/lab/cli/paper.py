@@ -147,7 +147,7 @@ def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Result
     from icmixup.lab.paper.plan import choose_cells, plan_missing_runs, seconds_per_work
     from icmixup.lab.paper.results import check_file
     from icmixup.lab.sweep import find_finished
-    from icmixup.lab.sweep.budget import work
+    from icmixup.lab.sweep.cost import work
     from icmixup.lab.sweep.progress import Display
     from icmixup.lab.training.ranks import pick_device
     from icmixup.lab.training.run_folder import provenance

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 
 from icmixup.lab.cli.shared import given_flags
 from icmixup.lab.cli.terminal import count, print_note
-from icmixup.lab.training.recipe import RECIPES, TRANSFORMER_LAYER_DECAY, Recipe, Transfer, lengthen
+from icmixup.lab.training.recipe import LINEAR, RECIPES, TRANSFORMER_LAYER_DECAY, Recipe, Transfer, lengthen
 
 if TYPE_CHECKING:
     from icmixup.lab.datasets import Dataset
     from icmixup.lab.training.execution import Execution
-
-LINEAR = "linear"  # the model of a comparison on features from a file
 
 
 def recipe_for(dataset: str, pretrained: Transfer) -> str | None:
@@ -70,7 +68,7 @@ def prepare_data(recipe: Recipe, data: Dataset, execution: Execution) -> tuple[R
     """Lengthen the recipe to its min_steps, compute features for --train head, and report both."""
     from icmixup.lab.comparison.folds import first_fold
     from icmixup.lab.models import start_note
-    from icmixup.lab.training.loop import training_data
+    from icmixup.lab.training.data import training_data
 
     if note := start_note(recipe.model, recipe.weights):
         print_note(note)

@@ -17,6 +17,7 @@ from tyro import conf
 
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.recipe import (
+    FLAG_GROUPS,
     RECIPES,
     Augmentation,
     Mixing,
@@ -79,19 +80,9 @@ class RecipeGroups:
     numerics: Numerics = field(default_factory=Numerics)
 
 
-GROUP_TYPES: dict[str, type] = {
-    "data": Subset,
-    "pretrained": Transfer,
-    "optimisation": Optimisation,
-    "augmentation": Augmentation,
-    "mixing": Mixing,
-    "numerics": Numerics,
-}
-
-
 def groups_of(recipe: Recipe) -> dict[str, Any]:
     """The groups of a recipe, as defaults of the flags."""
-    return {name: take_fields(kind, recipe) for name, kind in GROUP_TYPES.items()}
+    return {name: take_fields(kind, recipe) for name, kind in FLAG_GROUPS.items()}
 
 
 def take_fields(kind: type[Fields], source: object) -> Fields:
@@ -104,7 +95,7 @@ def join_groups(groups: object, **task: Any) -> Recipe:
     """The recipe of a task with the values of all groups."""
     values = {
         entry.name: getattr(getattr(groups, name), entry.name)
-        for name, kind in GROUP_TYPES.items()
+        for name, kind in FLAG_GROUPS.items()
         for entry in dataclasses.fields(kind)
     }
     values["random_resized_crop"] = values["random_resized_crop"] or None  # 0 switches it off

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from tyro import conf
 
-from icmixup.lab.cli.pretrained import LINEAR, prepare_data, resolve_recipe
+from icmixup.lab.cli.pretrained import prepare_data, resolve_recipe
 from icmixup.lab.cli.shared import (
     RecipeGroups,
     RecipeName,
@@ -22,7 +22,7 @@ from icmixup.lab.cli.shared import (
     plain_path,
 )
 from icmixup.lab.cli.terminal import count, is_first_rank, print_note, stderr_console
-from icmixup.lab.training.recipe import Recipe
+from icmixup.lab.training.recipe import LINEAR, Recipe
 
 SUMMARY = "Train one run on a dataset or a folder of images."
 HELP = """Train one run, in its own folder under --out. After an interruption, the same command resumes.
@@ -98,8 +98,8 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str] = ()) 
     from icmixup.lab.comparison.overview import describe_leak, find_unused
     from icmixup.lab.models import find_builder
     from icmixup.lab.sweep import check_out, delete_runs, describe_reuse, find_finished
-    from icmixup.lab.sweep.local import run_and_end
     from icmixup.lab.sweep.progress import Display
+    from icmixup.lab.sweep.signals import run_and_end
     from icmixup.lab.training.loop import check_sizes, train
     from icmixup.lab.training.ranks import pick_device, world_size
 

@@ -66,7 +66,7 @@ def run_tuning(
         seeds: per method, which are trained afterwards.
     """
     from icmixup.lab.comparison.tuning import tune_methods, write_tuning
-    from icmixup.lab.sweep.budget import work
+    from icmixup.lab.sweep.cost import work
     from icmixup.lab.sweep.progress import Display
 
     final = seeds * sum(work(dataclasses.replace(recipe, method=method)) for method in methods)

@@ -41,7 +41,7 @@ from icmixup.lab.datasets.examples import is_channels_last
 from icmixup.lab.models import MODELS, build_model, find_builder, is_own
 from icmixup.lab.models.own import ModelFactory, OwnModel, check_factory, check_separate, factory_name
 from icmixup.lab.sweep import check_execution, describe_reuse, find_finished
-from icmixup.lab.sweep.budget import work
+from icmixup.lab.sweep.cost import work
 from icmixup.lab.sweep.progress import Display
 from icmixup.lab.training.definitions import Definitions, pack_definitions
 from icmixup.lab.training.execution import Execution

@@ -7,10 +7,8 @@ comparison.csv     one row per run
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import hashlib
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +29,7 @@ from icmixup.lab.sweep.progress import Display
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.features import mixes_features
 from icmixup.lab.training.loop import RunProgress
+from icmixup.lab.training.output import rows_as_csv
 from icmixup.lab.training.predictions import read_predictions
 from icmixup.lab.training.ranks import rank
 from icmixup.lab.training.recipe import Recipe, read_recipe
@@ -305,8 +304,7 @@ def summarise(
 def comparison_recipes(
     recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], tuned: Tuned | None = None
 ) -> list[Recipe]:
-    """The recipes to train, seed by seed and fold by fold, so that an interrupted comparison has complete
-    pairs."""
+    """The recipes to train, seed by seed and fold by fold; if interrupted, there are complete pairs."""
     if not seeds:
         raise ValueError("no seeds to compare; use for example --seeds 3")
     return [
@@ -494,10 +492,6 @@ def comparison_as_csv(comparison: Comparison) -> str:
         for method, seed, _ in comparison.failures
     ]
     rows: list[Row] = [*({**row, "status": "finished"} for row in comparison.rows), *failed]
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({k: json.dumps(v) if isinstance(v, list | tuple) else v for k, v in row.items()})
-    return text.getvalue()
+    return rows_as_csv(
+        [{k: json.dumps(v) if isinstance(v, list | tuple) else v for k, v in row.items()} for row in rows]
+    )

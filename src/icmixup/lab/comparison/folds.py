@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from icmixup.lab.datasets import Dataset, take_fold
-from icmixup.lab.sweep.local import remember_data
+from icmixup.lab.training.data import remember_data
 from icmixup.lab.training.evaluate import evaluate
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.predictions import Predictions, read_predictions, write_predictions

@@ -143,24 +143,19 @@ def describe_comparison(
 
 def describe_network(recipe: Recipe, data: Dataset) -> tuple[str, int]:
     """Size of the network's inputs, and its number of weights that are trained."""
-    if is_own(recipe.model):
-        shape = tuple(data.train.images.shape[1:])
-        cosine = recipe.cosine_classifier
-        model = build_model(recipe.model, data.num_classes, channels=shape[0], seed=0, cosine=cosine)
-        return " x ".join(map(str, shape)), sum(weight.numel() for weight in model.parameters())
-    if data.is_features:
-        width = data.train.images.shape[1]
-        return f"{width:,} features", (width + (not recipe.cosine_classifier)) * data.num_classes
-    channels, height, width = data.train.images.shape[1:]
+    shape, own = tuple(data.train.images.shape[1:]), is_own(recipe.model)
+    if data.is_features and not own:
+        return f"{shape[0]:,} features", (shape[0] + (not recipe.cosine_classifier)) * data.num_classes
     model = build_model(
         recipe.model,
         data.num_classes,
-        channels=channels,
+        channels=shape[0],
         seed=0,
-        image_size=width,
+        image_size=shape[-1],
         cosine=recipe.cosine_classifier,
     )
-    return f"{width} x {height}", sum(weight.numel() for weight in model.parameters())
+    size = " x ".join(map(str, shape if own else (shape[2], shape[1])))
+    return size, sum(weight.numel() for weight in model.parameters())
 
 
 def augments(data: Dataset) -> bool:

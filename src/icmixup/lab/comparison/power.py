@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from icmixup.lab.comparison.correction import ERROR, PRIOR_FREEDOM
-from icmixup.lab.comparison.variance import Sample, margin
+from icmixup.lab.comparison.variance import Sample, is_testable, margin
 
 TARGET = 1.0  # percentage points
 POWER = 0.8
@@ -35,7 +35,7 @@ class Requirement(NamedTuple):
 
 def estimate_design(samples: Sequence[Sample], methods: int) -> Design | None:
     """Components averaged over the samples; None without a sample of two seeds or more."""
-    usable = [s for s in samples if s.seeds > 1 and s.seed_variance + s.image_variance > 0]
+    usable = [sample for sample in samples if is_testable(sample)]
     if not usable:
         return None
     images = int(usable[0].images)

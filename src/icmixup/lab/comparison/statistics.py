@@ -14,7 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from icmixup.lab.comparison.correction import ERROR, pair_p_values
-from icmixup.lab.comparison.variance import Sample, crossed_sample, margin, p_value, seed_sample
+from icmixup.lab.comparison.variance import (
+    Sample,
+    crossed_sample,
+    is_testable,
+    margin,
+    p_value,
+    seed_sample,
+)
 from icmixup.lab.training.run_folder import Row
 from icmixup.methods import find_method
 
@@ -165,11 +172,6 @@ def paired_difference(
     pairs = zip(accuracies, baseline, strict=True)
     gaps = [own - reference for own, reference in pairs if own is not None and reference is not None]
     return describe_sample(seed_sample(np.array(gaps))) if gaps else None
-
-
-def is_testable(sample: Sample) -> bool:
-    """Whether the sample has an interval: two seeds or more, and some variance."""
-    return bool(sample.seeds > 1 and sample.seed_variance + sample.image_variance > 0)
 
 
 def describe_sample(sample: Sample, p_corrected: float | None = None) -> Difference:

@@ -48,6 +48,11 @@ class Sample(NamedTuple):
         return np.where(cells > 0, self.residual / np.maximum(cells, 1.0), 0.0)
 
 
+def is_testable(sample: Sample) -> bool:
+    """Whether a single sample has an interval: two seeds or more, and some variance."""
+    return bool(sample.seeds > 1 and sample.seed_variance + sample.image_variance > 0)
+
+
 def seed_sample(gaps: Floats) -> Sample:
     """A sample from differences by seed alone.
 

@@ -24,7 +24,6 @@ from icmixup.lab.datasets.photos import Photos
 
 HOLD_OUT_SEED = 20231120  # must never change: all runs have to be tested on the same held-out images
 MEASURED_PHOTOS = 512
-TAIL_DRAWS = ("seeded", "ldam")
 VALIDATION_PARTS = 4  # one of them is held out for tuning
 DEIC_TRAIN, DEIC_TOTAL = 30, 50  # images per class in a split of the DEIC benchmark; 20 are for validation
 

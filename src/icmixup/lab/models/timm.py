@@ -100,8 +100,7 @@ def portable_name(name: str) -> str:
 
 
 def create_skeleton(name: str, **settings: Any) -> nn.Module:
-    """A network to look at, without memory for its weights where timm can do that: early versions cannot for
-    transformers."""
+    """A network to look at, without memory for its weights, but for transformers of early timm versions."""
     try:
         with torch.device("meta"):
             return create(name, **settings)

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from icmixup.lab.sweep import run_recipes
-from icmixup.lab.sweep.budget import work
+from icmixup.lab.sweep.cost import work
 from icmixup.lab.sweep.local import count_workers
 from icmixup.lab.sweep.speed import estimate_seconds
+from icmixup.lab.training.data import load_recipe_data
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.loop import RunProgress, load_recipe_data
+from icmixup.lab.training.loop import RunProgress
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Row
 

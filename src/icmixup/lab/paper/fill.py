@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from icmixup.lab.datasets.cifar import NO_TWINS
 from icmixup.lab.paper.results import Result, experiment
 from icmixup.lab.paper.spec import PaperTable, RecipeChanges
-from icmixup.lab.sweep.budget import count_images
+from icmixup.lab.sweep.cost import count_images
 from icmixup.lab.training.recipe import Recipe
 
 STAND_INS: Mapping[str, RecipeChanges] = {

@@ -20,7 +20,7 @@ from icmixup.lab.datasets.cifar import (
 from icmixup.lab.paper.fill import STAND_INS, Index, stand_in_recipe
 from icmixup.lab.paper.results import experiment
 from icmixup.lab.paper.spec import Cell, PaperTable
-from icmixup.lab.sweep.budget import work
+from icmixup.lab.sweep.cost import work
 from icmixup.lab.training.recipe import Recipe
 
 

@@ -60,6 +60,11 @@ class Result(NamedTuple):
         return tuple(self.numbers[name] for name in METRICS)
 
     @property
+    def key(self) -> tuple[str, tuple[Any, ...]]:
+        """Two results with the same recipe and metrics are one run."""
+        return self.recipe.key, self.metrics
+
+    @property
     def device_minutes(self) -> float:
         """Minutes of the device, shared equally with concurrent runs; 0 if the row has no minutes."""
         return float(self.numbers["minutes"] or 0) / (self.numbers["at_once"] or 1)
@@ -193,14 +198,14 @@ def append_file(path: Path, other: Path) -> list[Result]:
         file.seek(0)
         old = file.read().splitlines(keepends=True)
         header = read_header(old[0], path) if old else COLUMNS
-        known = {identity(result): f"{path}, line {result.line}" for result in parse_rows(old, path).rows}
+        known = {result.key: f"{path}, line {result.line}" for result in parse_rows(old, path).rows}
         for result in found.rows:
-            if identity(result) in known:
+            if result.key in known:
                 raise ValueError(
-                    f"{other}, line {result.line} is a run that {known[identity(result)]} has already; "
+                    f"{other}, line {result.line} is a run that {known[result.key]} has already; "
                     "remove it from the file to append; nothing was appended"
                 )
-            known[identity(result)] = f"{other}, line {result.line}"
+            known[result.key] = f"{other}, line {result.line}"
         write_lines(file, old, [row_values(row.recipe, row.numbers, header, path) for row in found.rows])
     return list(found.rows)
 
@@ -219,13 +224,13 @@ def new_rows(
     runs: Iterable[tuple[Recipe, Row]], header: Sequence[str], path: Path, existing: Iterable[Result]
 ) -> list[tuple[list[str], Result]]:
     """The runs that are not in the file yet: the values to write, and the result they are read back as."""
-    known = {identity(result) for result in existing}
+    known = {result.key for result in existing}
     new = []
     for recipe, row in runs:
         values = row_values(recipe, row, header, path)
         result = parse_row(header, values, 0)
-        if identity(result) not in known:
-            known.add(identity(result))
+        if result.key not in known:
+            known.add(result.key)
             new.append((values, result))
     return new
 
@@ -241,11 +246,6 @@ def locked(path: Path) -> Iterator[IO[str]]:
             return
         fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
         yield file
-
-
-def identity(result: Result) -> tuple[str, tuple[Any, ...]]:
-    """Two results with the same recipe and metrics are one run."""
-    return result.recipe.key, result.metrics
 
 
 def check_file(path: Path, recipes: Iterable[Recipe]) -> None:

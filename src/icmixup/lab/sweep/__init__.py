@@ -2,10 +2,9 @@
 
 local    one run per GPU; with a single GPU one after the other in this process, or several concurrently in
          threads; on CPUs as many processes as memory and cores allow
-ray      every run is a task that requests its share of a GPU or of a node's cores. A run lost with its node
-is
-         restarted elsewhere and resumes from its last checkpoint: `out` and the data must be at the same path
-         in a file system that all nodes share, and icmixup must be installed on each
+ray      every run is a task that requests its share of a GPU or of a node's cores. A run lost with its
+         node is restarted elsewhere and resumes from its last checkpoint: `out` and the data must be at the
+         same path in a file system that all nodes share, and icmixup must be installed on each
 
 Both resume finished and partial runs in `out`. A run's numbers are those of train() alone, bit for bit if
 torch has the same number of threads; otherwise sums are taken in another order.
@@ -27,11 +26,11 @@ from icmixup.lab.sweep.local import (
     Outcome,
     count_workers,
     has_one_gpu,
-    remember_data,
     run_in_processes,
     run_in_threads,
     run_sequentially,
 )
+from icmixup.lab.training.data import remember_data
 from icmixup.lab.training.execution import ENGINES, Execution
 from icmixup.lab.training.identity import Identity, describe_difference, identify, is_same_experiment
 from icmixup.lab.training.lock import lock_folder
@@ -150,14 +149,14 @@ def describe_reuse(recipes: Sequence[Recipe], execution: Execution) -> list[str]
                 skipped.setdefault(describe_difference(other.identity, now) + hint, []).append(other.folder)
     return [
         *(
-            f"{count_runs(found)} not used; new runs are trained beside: {why}"
+            f"{describe_runs(found)} not used; new runs are trained beside: {why}"
             for why, found in skipped.items()
         ),
-        *(f"{count_runs(found)} reused because of --reuse: {why}" for why, found in taken.items()),
+        *(f"{describe_runs(found)} reused because of --reuse: {why}" for why, found in taken.items()),
     ]
 
 
-def count_runs(folders: Sequence[Path]) -> str:
+def describe_runs(folders: Sequence[Path]) -> str:
     first = folders[0]
     return f"{first} is" if len(folders) == 1 else f"{len(folders)} runs such as {first} are"
 

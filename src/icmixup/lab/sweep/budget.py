@@ -1,4 +1,4 @@
-"""--budget 5m: which seeds, methods and epochs fit into the time; and the cost of a run, from its recipe.
+"""--budget 5m: which seeds, methods and epochs fit into the time.
 
 All that was asked for is trained if it fits. Otherwise seeds are dropped first, down to two, then methods
 from the end of the list, down to the baseline and one other (an Infinite Class method if there is one), and
@@ -20,22 +20,19 @@ import json
 import math
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import torch
-
-from icmixup.lab.datasets.cifar import NO_TWINS, NUM_CLASSES, TRAIN_IMAGES
-from icmixup.lab.datasets.subsets import DEIC_TOTAL, subset_counts
 from icmixup.lab.sweep.progress import duration
-from icmixup.lab.sweep.speed import Speed, Trial, mean_epoch, measure_speed
+from icmixup.lab.sweep.speed import Speed, Timing, mean_epoch, measure_speed
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import RunProgress
 from icmixup.lab.training.ranks import pick_device
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import write_atomically
-from icmixup.lab.training.stored import read_budgets
+from icmixup.lab.training.stored import read_json
 from icmixup.methods import find_method
 
 DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
@@ -46,10 +43,6 @@ SECONDS_AFTER = 2.0  # for the table, the figure and the report, after the last 
 WELL_USED = 0.85  # of the time; if less is used, the reason is given
 FEWEST_SEEDS = 2  # an interval needs two
 FEWEST_METHODS = 2
-# Work per image relative to ResNet-18, and per step regardless of its images. They only determine the order
-# of runs and the estimate of their time.
-WORK = {"resnet18": 1.0, "resnet34": 1.7, "resnet50": 2.5, "resnet32": 0.4, "wrn16-8": 2.2, "small-cnn": 0.1}
-STEP_WORK = 20.0
 
 
 def parse_budget(text: str) -> float:
@@ -277,6 +270,48 @@ def store_plan(out: Path, key: str, plan: Plan) -> None:
     write_atomically(path, json.dumps(read_budgets(path) | {key: plan._asdict()}, indent=1).encode())
 
 
+def read_budgets(path: Path) -> dict[str, dict[str, Any]]:
+    """The plans in a budgets.json, by question; damaged ones are reported and made again."""
+    if not path.exists():
+        return {}
+    try:
+        found = read_json(path)
+    except ValueError as error:
+        warnings.warn(f"{error}; speed is measured again", stacklevel=3)
+        return {}
+    if not isinstance(found, dict):
+        warnings.warn(f"{path} is not a table of plans; speed is measured again", stacklevel=3)
+        return {}
+    known = {key: value for key, value in found.items() if is_plan(value)}
+    if len(known) < len(found):
+        bad = next(key for key in found if key not in known)
+        warnings.warn(
+            f"{path}: {bad} is not a plan ({found[bad]!r:.60}); speed is measured again", stacklevel=3
+        )
+    return known
+
+
+def is_plan(plan: object) -> bool:
+    """Whether a value has the fields of a Plan, with values that they can have."""
+    if not isinstance(plan, dict) or plan.keys() != set(Plan._fields):
+        return False
+    numbers = (plan["epochs"], plan["seeds"], plan["workers"])
+    methods, speeds = plan["methods"], plan["epoch_seconds"]
+    return (
+        all(type(number) is int and 1 <= number <= 10**6 for number in numbers)
+        and isinstance(methods, list)
+        and bool(methods)
+        and isinstance(speeds, dict)
+        and all(isinstance(name, str) and name in speeds for name in methods)
+        and all(map(is_duration, (plan["start_seconds"], plan["pool_seconds"], *speeds.values())))
+        and type(plan["final"]) is bool
+    )
+
+
+def is_duration(seconds: object) -> bool:
+    return type(seconds) in (int, float) and 0 <= seconds < math.inf  # type: ignore[operator]
+
+
 def make_filler(
     question: Question, plan: Plan, seconds: float, execution: Execution, elapsed: float
 ) -> Filler:
@@ -317,7 +352,7 @@ class Filler:
         self.on_change: Callable[[Fit, str], None] = lambda fit, message: None
         """Called with what is trained when that is no longer what was planned, and when all is decided; and
         with a message, which may be empty."""
-        self.runs: dict[Recipe, Trial] = {}
+        self.runs: dict[Recipe, Timing] = {}
         self.ended: set[str] = set()  # keys of runs
 
     def planned_end(self, finished: int = 0) -> float:
@@ -333,7 +368,7 @@ class Filler:
 
     def begin(self, recipes: Sequence[Recipe]) -> None:
         """Note runs that are about to be trained."""
-        self.runs |= {recipe: Trial() for recipe in recipes}
+        self.runs |= {recipe: Timing() for recipe in recipes}
 
     def listen(self, recipe: Recipe, progress: RunProgress) -> None:
         self.runs[recipe].add(self.now(), progress.epoch)
@@ -408,7 +443,7 @@ class Filler:
     def epoch_seconds(self) -> dict[str, float]:
         """Seconds of an epoch of each method, as its runs had; of the others, as planned, times how much
         slower than planned the runs were."""
-        observed: dict[str, list[Trial]] = {}
+        observed: dict[str, list[Timing]] = {}
         for recipe, run in self.runs.items():
             if len(run.reports) > 1 and run.reports[1][1] > run.reports[0][1]:
                 observed.setdefault(recipe.method, []).append(run)
@@ -479,38 +514,3 @@ def describe_fit(asked: Fit, fit: Fit) -> str:
         f"{fit.epochs} of {asked.epochs} epochs" if fit.epochs < asked.epochs else "",
     ]
     return ", ".join(part for part in parts if part)
-
-
-def slowest(methods: Sequence[str]) -> str:
-    """The most expensive method: two forward passes before one, Infinite Class before soft targets."""
-
-    def cost(name: str) -> tuple[bool, int, int]:
-        method = find_method(name)
-        return method.draw != "none" and method.clean_weight > 0, method.num_virtual, len(method.axes)
-
-    return max(methods, key=cost)
-
-
-def work(recipe: Recipe) -> float:
-    """The cost of a run, in images of a ResNet-18."""
-    images = count_images(recipe)
-    method = find_method(recipe.method)
-    passes = 2 if method.clean_weight and method.draw != "none" else 1
-    steps = math.ceil(images / recipe.batch_size)
-    return recipe.epochs * (images * WORK.get(recipe.model, 1.0) * passes + steps * STEP_WORK)
-
-
-def count_images(recipe: Recipe) -> int:
-    """Number of training images of a recipe, without loading them."""
-    name = "cifar10" if recipe.dataset == NO_TWINS else recipe.dataset
-    if name not in NUM_CLASSES:
-        return TRAIN_IMAGES
-    classes = NUM_CLASSES[name]
-    each = TRAIN_IMAGES // classes if recipe.split is None else DEIC_TOTAL
-    counts = subset_counts(
-        torch.full((classes,), each),
-        per_class=recipe.per_class,
-        fraction=recipe.fraction,
-        imbalance=recipe.imbalance,
-    )
-    return int(counts.sum())

@@ -2,15 +2,13 @@
 
 processes    on CPUs and on several GPUs; a run whose process dies is resumed in a new one
 threads      on a single GPU, each with a CUDA stream of its own. At a batch of 128 a small network leaves
-most of
-             a large GPU idle; a second and a third run fill the gaps. Processes would take turns on the GPU
-             instead, and each would compile the model again
+             most of a large GPU idle; a second and a third run fill the gaps. Processes would take turns on
+             the GPU instead, and each would compile the model again
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import math
 import multiprocessing
@@ -22,31 +20,29 @@ import threading
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from queue import SimpleQueue
-from types import FrameType
 from typing import NamedTuple
 
 import torch
 
-from icmixup.lab.datasets import Dataset, take_fold
 from icmixup.lab.images.parallel import count_cores
+from icmixup.lab.sweep.signals import STOP_SECONDS, blocked_signals, interrupt_once, run_and_end
+from icmixup.lab.training.data import LoadData, remember_data
 from icmixup.lab.training.definitions import pack_definitions, unpack_definitions
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.loop import Diverged, OnProgress, RunProgress, Stopped, train, training_data
+from icmixup.lab.training.loop import Diverged, OnProgress, RunProgress, Stopped, train
 from icmixup.lab.training.ranks import compare_notes, join_ranks, pick_device, world_size
-from icmixup.lab.training.recipe import Fingerprints, Recipe, Subset, Transfer
+from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Row
-from icmixup.lab.training.step import PREPARING, Result, capture_streams
+from icmixup.lab.training.step import PREPARING, capture_streams
 
 # Peak of ResNet-34 with a batch of 128 in RegMixup form on a CPU; small networks need less.
 RUN_BYTES = 3 * 10**9
-STOP_SECONDS = 10.0  # for the checkpoint of an interrupted run
-STOP_SIGNALS = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 SILENT_SECONDS = 1.0  # of waiting for threads, before a line says so
 POOL_STREAMS = 32  # that torch hands out in turn, of each priority
 RETRIES = 1  # of a run whose process died
@@ -129,36 +125,6 @@ def run_recipe(recipe: Recipe, execution: Execution, on_progress: OnProgress | N
         return Outcome(None, "end of the trial")
 
 
-LoadData = Callable[[Recipe], Dataset]
-
-
-def remember_data(execution: Execution) -> LoadData:
-    """A loader that keeps the last dataset, and the last fold of it: runs of a sweep mostly share them."""
-    load = functools.lru_cache(maxsize=1)(functools.partial(training_data, execution=execution))
-    fold = functools.lru_cache(maxsize=1)(take_fold)
-
-    def find(recipe: Recipe) -> Dataset:
-        whole = replace(data_recipe(recipe), fold=None, seed=0)  # folds share their images
-        data = load(whole) if execution.dataset is None else execution.dataset
-        return data if recipe.fold is None else fold(data, recipe.data)
-
-    return find
-
-
-def data_recipe(recipe: Recipe) -> Recipe:
-    """The part of a recipe that its data depends on; equal for runs that share their data.
-
-    That is the seed too if there are folds, since every seed has its own.
-    """
-    kinds: tuple[type, ...] = (Subset, Transfer, Fingerprints) if recipe.weights is not None else (Subset,)
-    names = [entry.name for kind in kinds for entry in dataclasses.fields(kind)]
-    names += ["model"] if recipe.weights is not None else []
-    kept = {name: getattr(recipe, name) for name in names}
-    if recipe.folds is not None:
-        kept |= {"folds": recipe.folds, "fold": recipe.fold, "seed": recipe.seed}
-    return Recipe(dataset=recipe.dataset, method="erm", **kept)
-
-
 def run_sequentially(recipes: Sequence[Recipe], execution: Execution, collector: Collector) -> None:
     """One run after the other in this process, sharing compiled code and data."""
     load = remember_data(execution)
@@ -177,73 +143,11 @@ def run_sequentially(recipes: Sequence[Recipe], execution: Execution, collector:
     run_and_end(run)
 
 
-def run_and_end(run: Callable[[], Result], end: Callable[[], None] = lambda: None) -> Result:
-    """run(), then end() in any case; signals interrupt run() once, and end() never. Returns what run() does.
-
-    One stop can be several signals: `timeout` sends SIGTERM to its command and then to the process group, and
-    a shell repeats the SIGHUP of its terminal. The second would interrupt the last checkpoints.
-    """
-    signals = StopSignals()
-    try:
-        try:
-            signals.install()
-            return run()
-        finally:
-            signals.hold()
-    finally:
-        signals.hold()  # again: the first interrupt may have come instead of the other call
-        try:
-            end()
-        finally:
-            signals.release()
-
-
-class StopSignals:
-    """Lets SIGINT, SIGTERM and SIGHUP interrupt the main thread once, and not at all after hold().
-
-    After an interrupt they are ignored for STOP_SECONDS, not longer: something may have swallowed it, or hang
-    on its way out. Signals without a handler in Python are left alone. In other threads there is nothing to
-    do: signals do not interrupt them, and they cannot set handlers.
-    """
-
-    def __init__(self) -> None:
-        is_main = threading.current_thread() is threading.main_thread()
-        found = {number: signal.getsignal(number) for number in STOP_SIGNALS if is_main}
-        self.before = {number: handler for number, handler in found.items() if callable(handler)}
-        self.ignored_until = -math.inf
-        self.interrupted = False
-        self.ignored: int | None = None
-
-    def install(self) -> None:
-        for number in self.before:
-            signal.signal(number, self.handle)
-
-    def handle(self, signum: int, frame: FrameType | None) -> None:
-        if time.monotonic() < self.ignored_until:
-            self.ignored = signum
-            return
-        self.interrupted, self.ignored_until = True, time.monotonic() + STOP_SECONDS
-        self.before[signal.Signals(signum)](signum, frame)
-        self.interrupted, self.ignored_until = False, -math.inf  # a handler that raised nothing
-
-    def hold(self) -> None:
-        self.ignored_until = math.inf
-
-    def release(self) -> None:
-        """Restore the handlers; they get a signal that came after hold(), unless another has interrupted."""
-        self.ignored_until = -math.inf
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-        if self.ignored is not None and not self.interrupted:
-            signal.raise_signal(self.ignored)
-
-
 def count_workers(runs: int, device: str | None, wanted: int | None = None) -> int:
     """How many of `runs` to train concurrently: as wanted, or one per GPU, or what cores and memory allow.
 
     The answer is always the same on one machine, since the last bits of a run depend on its number of
-    threads.
-    Under torchrun it is one: there all processes together train one run.
+    threads. Under torchrun it is one: there all processes together train one run.
     """
     if wanted is not None:
         return min(runs, wanted)
@@ -338,22 +242,6 @@ class Worker:
         return self.process.exitcode
 
 
-@contextlib.contextmanager
-def blocked_signals() -> Iterator[None]:
-    """Block the signals of a terminal: a process that starts now never sees them.
-
-    Ctrl-C reaches all processes of a terminal, and only the parent shall act on it, after this block.
-    """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 class ProcessPool:
     """Worker processes, and the recipes that wait for one."""
 
@@ -442,12 +330,6 @@ def serve(pipe: Connection, execution: Execution) -> None:
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):  # the parent is gone, or ends us
         while True:
             pipe.send(attempt(pipe.recv(), execution, pipe, load))
-
-
-def interrupt_once(signum: int, frame: object) -> None:
-    """End the run; further signals must not interrupt its last checkpoint."""
-    signal.signal(signum, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def attempt(recipe: Recipe, execution: Execution, pipe: Connection, load: LoadData) -> Outcome | Exception:

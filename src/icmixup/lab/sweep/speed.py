@@ -29,8 +29,9 @@ import torch
 
 from icmixup.lab.sweep import run_recipes
 from icmixup.lab.sweep.local import has_one_gpu, threads_per_run
+from icmixup.lab.training.data import training_data
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.loop import RunProgress, training_data
+from icmixup.lab.training.loop import RunProgress
 from icmixup.lab.training.ranks import pick_device
 from icmixup.lab.training.recipe import Recipe
 from icmixup.methods import Method
@@ -66,8 +67,8 @@ class Speed(NamedTuple):
 
 
 @dataclass
-class Trial:
-    """When a trial reported progress, in seconds since its round began, and how many epochs it had done."""
+class Timing:
+    """When a run reported progress, in seconds since its round began, and how many epochs it had done."""
 
     reports: list[tuple[float, float]] = field(default_factory=list)
     ended: float = math.nan
@@ -152,7 +153,7 @@ class Passes:
         self.recipe, self.methods, self.seconds, self.lanes = recipe, methods, seconds, lanes
         self.clock, self.began = clock, clock()
         self.number = 0
-        self.trials: dict[Recipe, Trial] = {}
+        self.trials: dict[Recipe, Timing] = {}
 
     @property
     def trial_seconds(self) -> float:
@@ -169,7 +170,7 @@ class Passes:
         added = [
             dataclasses.replace(self.recipe, method=m, seed=seed) for m in self.methods for seed in seeds
         ]
-        self.trials |= {recipe: Trial() for recipe in added}
+        self.trials |= {recipe: Timing() for recipe in added}
         self.number += 1
         return added
 
@@ -189,7 +190,7 @@ class Passes:
                 samples.setdefault(recipe.seed, []).append(trial.epoch)
         return [sum(sample) for sample in samples.values() if len(sample) == len(self.methods)]
 
-    def trials_of(self, method: str) -> list[Trial]:
+    def trials_of(self, method: str) -> list[Timing]:
         return [trial for recipe, trial in self.trials.items() if recipe.method == method]
 
     def now(self) -> float:
@@ -223,7 +224,7 @@ def relative_error(samples: Sequence[float], passes: int) -> float:
     return statistics.stdev(samples) / math.sqrt(passes) / statistics.fmean(samples)
 
 
-def mean_epoch(trials: Sequence[Trial]) -> float:
+def mean_epoch(trials: Sequence[Timing]) -> float:
     """Seconds of an epoch over all trials: if the speed of the machine varies, runs will meet that too."""
     seconds = sum(trial.measured[0] for trial in trials)
     return seconds / sum(trial.measured[1] for trial in trials)
@@ -235,7 +236,7 @@ def evaluation_epochs(recipe: Recipe, execution: Execution) -> float:
     return FORWARD_SHARE * len(data.test) / len(data.train)
 
 
-def split_overhead(trials: Sequence[Trial], wall: float, lanes: int) -> tuple[float, float]:
+def split_overhead(trials: Sequence[Timing], wall: float, lanes: int) -> tuple[float, float]:
     """Seconds to start and end all workers, and seconds of a run besides its epochs.
 
     The first trial of each worker waits for the worker. Every other one begins when an earlier one ends.

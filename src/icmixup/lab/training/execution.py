@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
     from icmixup.lab.datasets import Dataset
     from icmixup.lab.training.definitions import Definitions
 
 Engine = Literal["local", "ray"]
-ENGINES = ("local", "ray")
+ENGINES = get_args(Engine)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -144,8 +144,7 @@ class Feed:
         self.epoch.images.copy_(images)
 
     def start_first(self) -> None:
-        """Start to make the images of the first step, while a GPU is busy with the epoch before; here they
-        are."""
+        """Start to make the images of the first step while a GPU is busy; here there is nothing to do."""
 
     def prepare(self, step: int) -> None:
         """Make the images of a step available; here they are."""

@@ -13,19 +13,16 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from icmixup.lab.datasets import Dataset, load_dataset, take_fold, validation_dataset
-from icmixup.lab.models import preprocessing_of
+from icmixup.lab.datasets import Dataset
 from icmixup.lab.training.artifacts import save_artifacts
+from icmixup.lab.training.data import training_data
 from icmixup.lab.training.evaluate import Metrics, check_test_size, evaluate, split_scores
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.features import check_feature_methods, feature_dataset
 from icmixup.lab.training.feed import make_feed
 from icmixup.lab.training.identity import Identity, autocast_dtype, identify
 from icmixup.lab.training.inputs import write_inputs
@@ -40,7 +37,6 @@ from icmixup.lab.training.ranks import (
     rank,
     wait_for_all,
     world_size,
-    wrap_for_ranks,
 )
 from icmixup.lab.training.recipe import Recipe, derive_seed, learning_rate, lengthen
 from icmixup.lab.training.run_folder import Checkpoint, Row, Run, open_run, provenance
@@ -109,40 +105,11 @@ def train(recipe: Recipe, execution: Execution, on_progress: OnProgress | None =
         if row is not None:
             return row
         data = data.to(device)
-        session = Session(run, data, make_learner(recipe, data, wrap_for_ranks), on_progress)
+        session = Session(run, data, make_learner(recipe, data), on_progress)
         session.resume()
         with open_trackers(execution.trackers, run) as track:
             session.train(execution.checkpoint_seconds, track)
         return broadcast_from_first(session.finish(execution.concurrent) if rank() == 0 else {})
-
-
-def load_recipe_data(recipe: Recipe, data_dir: Path, *, show_progress: bool = False) -> Dataset:
-    """The images that a recipe trains and tests on, prepared as its pretrained weights expect.
-
-    With folds, these are all images: training_data takes the fold.
-    """
-    preprocessing = preprocessing_of(recipe.model, recipe.weights)
-    if preprocessing is not None and recipe.image_size is not None:
-        preprocessing = replace(preprocessing, image_size=recipe.image_size)
-    spec = replace(recipe.data, fold=None)
-    return load_dataset(spec, data_dir, preprocessing=preprocessing, show_progress=show_progress)
-
-
-def training_data(recipe: Recipe, execution: Execution) -> Dataset:
-    """What a recipe trains and tests on: images, or the features of a frozen network."""
-    data = execution.dataset
-    given = data is not None
-    data = load_recipe_data(recipe, execution.data_dir) if data is None else data
-    if recipe.train == "head" or data.is_features:
-        check_feature_methods((recipe.method,))
-    if recipe.train == "head" and not data.is_features:
-        folder, device = execution.out / "features", pick_device(execution.device)
-        data = feature_dataset(recipe, data, folder, device, show_progress=rank() == 0)
-    if execution.validation and not given:
-        data = validation_dataset(data)
-    if not given:
-        check_fingerprint(recipe, data, execution.fingerprint)
-    return data if recipe.fold is None else take_fold(data, recipe.data)
 
 
 def lock_run(run: Run) -> AbstractContextManager[None]:
@@ -471,15 +438,6 @@ def joined_columns(then: Identity, now: Identity) -> dict[str, str]:
         name: first if first == last else f"{first} then {last}"
         for (name, first), last in zip(then.columns.items(), now.columns.values(), strict=True)
     }
-
-
-def check_fingerprint(recipe: Recipe, data: Dataset, expected: str | None) -> None:
-    """Raise an error if these are not the images that the sweep started with."""
-    if expected is not None and data.fingerprint != expected:
-        raise ValueError(
-            f"the images of {recipe.dataset} have changed since this command started (fingerprint "
-            f"{data.fingerprint}, was {expected}); run the same command again"
-        )
 
 
 def check_sizes(recipe: Recipe, data: Dataset) -> None:

@@ -1,7 +1,10 @@
-"""Files that a user names, for example with --to: a device or a pipe is written to, not replaced."""
+"""Rows as CSV, and files that a user names, for example with --to: a device or a pipe is not replaced."""
 
 from __future__ import annotations
 
+import csv
+import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from icmixup.lab.training.run_folder import write_atomically
@@ -18,3 +21,13 @@ def write_output(path: Path, content: bytes) -> None:
             file.write(content)
     else:
         write_atomically(path, content)
+
+
+def rows_as_csv(rows: Sequence[Mapping[str, object]]) -> str:
+    """A header with the names of all columns, in the order in which they first appear, and the rows."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -40,8 +40,11 @@ FIRST_FIELDS = (
     *("joint", "mix_prob", "mix_off_epoch", "precision", "compile", "graph", "eval_every"),
 )
 # Fields of a recipe that replace its method's own value where they are given.
-METHOD_FIELDS = ["alpha", "mode", "duplicates", "negatives", "temperature", "label_smoothing", "kappa", "tau"]
-METHOD_FIELDS += ["adjust_tau"]
+METHOD_FIELDS = (
+    *("alpha", "mode", "duplicates", "negatives", "temperature", "label_smoothing", "kappa", "tau"),
+    "adjust_tau",
+)
+LINEAR = "linear"  # the model of a comparison on features from a file, which is not a flag
 
 
 class Range(NamedTuple):
@@ -351,6 +354,17 @@ class Numerics:
     """On a GPU, capture the whole step in a CUDA graph."""
     eval_every: int = 10
     """Epochs between evaluations on the test set; only the last epoch counts."""
+
+
+# Fields that are flags, in the groups in which --help shows them.
+FLAG_GROUPS: dict[str, type] = {
+    "data": Subset,
+    "pretrained": Transfer,
+    "optimisation": Optimisation,
+    "augmentation": Augmentation,
+    "mixing": Mixing,
+    "numerics": Numerics,
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,13 +25,14 @@ from torch.nn import functional as F
 from icmixup._checks import check_no_empty_class
 from icmixup.lab.datasets import Dataset, Split
 from icmixup.lab.models import CosineLinear, classifier_of
+from icmixup.lab.training.data import training_data
 from icmixup.lab.training.evaluate import evaluate, evaluation_mode, split_scores
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.feed import make_feed
 from icmixup.lab.training.identity import autocast_dtype, identify
 from icmixup.lab.training.inputs import write_inputs
 from icmixup.lab.training.lock import lock_folder
-from icmixup.lab.training.loop import check_sizes, training_data
+from icmixup.lab.training.loop import check_sizes
 from icmixup.lab.training.optimizer import make_optimizer, weight_groups
 from icmixup.lab.training.predictions import finished_row, make_predictions, write_predictions
 from icmixup.lab.training.ranks import pick_device
@@ -169,9 +170,9 @@ def mean_class_accuracy(scores: Tensor, labels: Tensor) -> float:
 
 
 def scores_of(model: nn.Module, split: Split, recipe: Recipe, data: Dataset) -> Tensor:
-    """(N, C) scores on the CPU."""
+    """(N, C) float32 scores on the CPU."""
     dtype = autocast_dtype(recipe, split.labels.device)
-    return split_scores(model, split, data.mean, data.std, autocast_dtype=dtype).float().cpu()
+    return split_scores(model, split, data.mean, data.std, autocast_dtype=dtype)
 
 
 def train_classifier(model: nn.Module, recipe: Recipe, data: Dataset) -> None:

@@ -1,8 +1,8 @@
-"""A run's folder: recipe.json, identity.json, log.jsonl, checkpoint.pt and, at the end, predictions.npz and
-result.json.
+"""A run's folder: its recipe and identity, log, checkpoints and result.
 
-Files are written to a temporary name, flushed and renamed, so a reader never sees a partial file, even after
-a kill.
+recipe.json, identity.json, log.jsonl and checkpoint.pt; at the end also predictions.npz and result.json. They
+are written to a temporary name, flushed and renamed, so a reader never sees a partial file, even after a
+kill.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from icmixup.lab.training.identity import (
     Identity,
     describe_difference,
     is_same_experiment,
+    package_version,
     run_key,
     settings_key,
 )
@@ -108,8 +108,7 @@ class Run:
         return None, rejected
 
     def set_aside(self, rejected: dict[Path, str]) -> None:
-        """Rename rejected checkpoints and warn: the next checkpoint must not replace the valid one for
-        them."""
+        """Rename rejected checkpoints and warn; otherwise the next one would replace the valid one."""
         for path, reason in rejected.items():
             os.replace(path, path.with_suffix(".refused"))
             warnings.warn(reason, stacklevel=2)
@@ -173,8 +172,7 @@ def read_identity(folder: Path) -> Identity | None:
 def read_checkpoint(
     path: Path, recipe: Recipe, device: torch.device, identity: Identity | None = None
 ) -> Checkpoint:
-    """An intact checkpoint of this recipe and identity; anything else raises a ValueError that says what it
-    is."""
+    """An intact checkpoint of this recipe and identity; a ValueError says what another file is."""
     content = path.read_bytes()
     body, digest = content[:-DIGEST], content[-DIGEST:]
     foreign = f"{path} is damaged or not a checkpoint of icmixup; it is renamed and not used"
@@ -200,8 +198,7 @@ def read_checkpoint(
 
 
 def write_atomically(path: Path, content: bytes, keep: Path | None = None) -> None:
-    """Write to a temporary file, flush it to disk, rename it; an existing file is moved to `keep` if
-    given."""
+    """Write to a temporary file, flush it to disk, rename it; an existing file is moved to `keep`."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder, and cannot be written as a file; use another name")
     beside = temporary_path(path)
@@ -254,9 +251,8 @@ def read_commit() -> str:
         changed = ask_git("status", "--porcelain", "--untracked-files=no", ":/", ":(top,exclude)results")
         return ask_git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
-        with contextlib.suppress(PackageNotFoundError):
-            return f"version {version('icmixup')}"
-        return "unknown"
+        found = package_version()
+        return found if found == "unknown" else f"version {found}"
 
 
 def ask_git(*words: str) -> str:

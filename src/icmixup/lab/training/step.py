@@ -27,7 +27,7 @@ from icmixup.lab.models.overlap import abandon, side_of
 from icmixup.lab.training.artifacts import load_artifacts
 from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.optimizer import make_optimizer, weight_groups
-from icmixup.lab.training.ranks import world_size
+from icmixup.lab.training.ranks import world_size, wrap_for_ranks
 from icmixup.lab.training.recipe import Recipe
 from icmixup.methods import Method
 from icmixup.objective import training_loss
@@ -96,7 +96,7 @@ class Learner:
         return parts + [part for state in self.optimizer.state.values() for part in state.values()]
 
 
-def make_learner(recipe: Recipe, dataset: Dataset, wrap: Callable[[nn.Module], nn.Module]) -> Learner:
+def make_learner(recipe: Recipe, dataset: Dataset) -> Learner:
     """A learner with the initial weights of the recipe and zero momentum."""
     images = dataset.train.images
     device = images.device
@@ -116,7 +116,7 @@ def make_learner(recipe: Recipe, dataset: Dataset, wrap: Callable[[nn.Module], n
     lrs = torch.zeros(len(groups), device=device)
     return Learner(
         model=model,
-        forward=wrap(forward),
+        forward=wrap_for_ranks(forward),
         average=copy.deepcopy(model) if recipe.ema is not None else None,
         optimizer=make_optimizer(groups, recipe, lrs),
         lrs=lrs,
@@ -193,8 +193,7 @@ Step = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 
 
 def make_step(learner: Learner, recipe: Recipe, method: Method, dataset: Dataset) -> Step:
-    """A function from (B, ...) uint8 images, (B,) labels and the learning rate to the loss; updates the
-    learner."""
+    """A function from (B, ...) images, (B,) labels and learning rate to the loss; updates the learner."""
     device = learner.device
     prepare = make_inputs(dataset, device)
     class_counts = dataset.class_counts.to(device, torch.float32)
@@ -245,8 +244,7 @@ def update_average(average: nn.Module, model: nn.Module, decay: float) -> None:
 
 
 class Epoch(NamedTuple):
-    """One pass over the training images; refilled in place, since captured steps read from fixed
-    addresses."""
+    """One pass over the images; refilled in place, since captured steps read from fixed addresses."""
 
     # (N, channels, H, W) uint8, augmented; (N, D) features; or one batch of photos at a time, (B, 3, H, W)
     images: Tensor
@@ -331,8 +329,7 @@ def in_gpu_thread(run: Callable[[], Result], device: torch.device) -> Result:
 
 
 def capture(run: Callable[[], None], changed: list[Tensor], learner: Learner) -> torch.cuda.CUDAGraph:
-    """Capture `run` in a CUDA graph; tensors in `changed` are restored after the warm-up that a capture
-    needs."""
+    """Capture `run` in a CUDA graph; tensors in `changed` are restored after the warm-up."""
     before = [tensor.clone() for tensor in changed]
     stream, warm_up, _ = capture_streams(learner.device)
     warm_up.wait_stream(torch.cuda.current_stream())
@@ -373,24 +370,14 @@ def cudnn_benchmark() -> Iterator[None]:
 
 
 @functools.cache
-def warm_up_stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream for all captures, used under PREPARING: every stream with a matrix product keeps a
-    workspace."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-@functools.cache
-def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream for all captures, as torch would take by default, but known before the first of them."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def capture_streams(device: torch.device) -> list[torch.cuda.Stream]:
+def capture_streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream, torch.cuda.Stream]:
     """All streams that a capture uses: its own, that of the warm-up, and that of weight gradients.
 
-    No other thread may run anything on them. torch hands out its streams in turn, so three in a row differ.
+    The same ones for all captures, under PREPARING: every stream with a matrix product keeps a workspace. No
+    other thread may run anything on them. torch hands out its streams in turn, so three in a row differ.
     """
-    return [capture_stream(device), warm_up_stream(device), side_of(device).stream]
+    own, warm_up = (torch.cuda.Stream(device) for _ in range(2))  # type: ignore[no-untyped-call]
+    return own, warm_up, side_of(device).stream
 
 
 @contextmanager

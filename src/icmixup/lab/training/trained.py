@@ -24,11 +24,11 @@ from icmixup.lab.datasets.folder import find_images
 from icmixup.lab.datasets.hub import PREFIX
 from icmixup.lab.images.decode import FORMATS, describe_error, read_center, to_square
 from icmixup.lab.models import build_model, portable_name
+from icmixup.lab.training.data import LoadData
 from icmixup.lab.training.evaluate import evaluation_mode
 from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.inputs import InputFormat, read_inputs
 from icmixup.lab.training.output import write_output
-from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Run, read_identity
 from icmixup.lab.training.step import to_device
 from icmixup.lab.training.stored import FOLDS_FILE, read_recipe_file, read_run_names
@@ -193,7 +193,7 @@ def find_run(folder: Path) -> Run:
     return run
 
 
-def load_run_data(run: Run, load: Callable[[Recipe], Dataset]) -> Dataset:
+def load_run_data(run: Run, load: LoadData) -> Dataset:
     """The dataset that the run was trained and tested on; a ValueError says what to do if it is not there."""
     name = run.recipe.dataset
     stored = is_named(name) or name.startswith(PREFIX)  # in --data-dir

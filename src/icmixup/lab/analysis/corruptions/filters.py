@@ -70,8 +70,7 @@ def convolve(images: Tensor, kernel: Tensor) -> Tensor:
 
 
 def sample(images: Tensor, y: Tensor, x: Tensor) -> Tensor:
-    """Interpolate (B, C, H, W) linearly at (B, H', W') positions in pixels; mirrored without repeating the
-    edge."""
+    """Interpolate (B, C, H, W) linearly at (B, H', W') positions; mirrored, the edge is not repeated."""
     height, width = images.shape[-2:]
     grid = torch.stack([2 * x / max(width - 1, 1) - 1, 2 * y / max(height - 1, 1) - 1], dim=-1)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=True)

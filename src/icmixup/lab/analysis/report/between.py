@@ -8,7 +8,7 @@ C classes, P pairs, L values of lam.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from icmixup.lab.analysis.report.pictures import LARGE, encode, picture
 from icmixup.lab.analysis.report.study import Key, Study, read_row
 from icmixup.lab.analysis.report.summaries import Summary, images_digest
-from icmixup.lab.analysis.scores import Point, choose_rows, compute_curve, load_model
+from icmixup.lab.analysis.runs import load_model
+from icmixup.lab.analysis.scores import Point, choose_rows, compute_curve
 from icmixup.lab.augment import normalise
 from icmixup.lab.datasets import Dataset
+from icmixup.lab.training.data import LoadData
 from icmixup.lab.training.evaluate import evaluation_mode
 from icmixup.lab.training.identity import autocast_dtype
-from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Run
 from icmixup.lab.training.trained import load_run_data
 
@@ -34,7 +35,6 @@ PAIRS = 6
 CURVE_CLASSES, CURVE_CLASSES_OF_PHOTOS = 10, 5
 SMALL_SIDE = 64
 OTHER_IMAGES = "the test images are not those of the stored predictions, in the same order"
-LoadData = Callable[[Recipe], Dataset]
 
 
 class Along(NamedTuple):
@@ -62,6 +62,9 @@ class Between(NamedTuple):
     pairs: tuple[MixedPair, ...] = ()
     curves: Mapping[str, Sequence[Point]] = {}
     curve_images: int = 0  # mixed images behind each point of a curve
+
+
+NOT_YET = Between("it is computed when all runs are finished")
 
 
 def between_classes(

@@ -7,22 +7,10 @@ import shlex
 from collections.abc import Sequence
 
 from icmixup.lab.datasets import is_named
-from icmixup.lab.training.recipe import (
-    PHOTO_RECIPES,
-    RECIPES,
-    Augmentation,
-    Mixing,
-    Numerics,
-    Optimisation,
-    Recipe,
-    Subset,
-    Transfer,
-)
+from icmixup.lab.training.recipe import FLAG_GROUPS, LINEAR, PHOTO_RECIPES, RECIPES, Recipe
 
-# Groups of fields that are flags of `icmixup compare`; min_steps is 0 where --epochs is given.
-GROUPS = (Subset, Transfer, Optimisation, Augmentation, Mixing, Numerics)
-FLAGS = ["folds", *(entry.name for kind in GROUPS for entry in dataclasses.fields(kind))]
-LINEAR = "linear"  # the model of a comparison on features from a file, which is not a flag
+# Of `icmixup compare`; min_steps is 0 where --epochs is given.
+FLAGS = ["folds", *(entry.name for kind in FLAG_GROUPS.values() for entry in dataclasses.fields(kind))]
 
 
 def repeat_command(

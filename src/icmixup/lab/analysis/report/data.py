@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from icmixup.lab.analysis.report.between import STEPS, Between, MixedPair
+from icmixup.lab.analysis.report.between import NOT_YET, STEPS, Between, MixedPair
 from icmixup.lab.analysis.report.command import repeat_command
 from icmixup.lab.analysis.report.shifted import Shift, shifted_data
 from icmixup.lab.analysis.report.study import Key, Study, settings_of
@@ -79,7 +79,7 @@ class Parts:
     class_counts: Sequence[int] = ()  # training images of each class; empty if unknown
     thumbnails: Mapping[int, str] = field(default_factory=dict)
     thumbnails_reason: str = ""
-    between: Between = field(default_factory=lambda: Between("it is computed when all runs are finished"))
+    between: Between = NOT_YET
     progress: Progress | None = None
     notes: tuple[str, ...] = ()
 

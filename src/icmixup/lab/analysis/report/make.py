@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from icmixup.lab.analysis.report.between import OTHER_IMAGES, Between, between_classes
+from icmixup.lab.analysis.report.between import NOT_YET, OTHER_IMAGES, between_classes
 from icmixup.lab.analysis.report.data import Parts, Progress
 from icmixup.lab.analysis.report.page import write_page
 from icmixup.lab.analysis.report.pictures import thumbnails
@@ -23,17 +23,15 @@ from icmixup.lab.analysis.report.study import (
     study_runs,
 )
 from icmixup.lab.analysis.report.summaries import Summary, images_digest, summarise_predictions
-from icmixup.lab.analysis.scores import load_model
+from icmixup.lab.analysis.runs import load_model
 from icmixup.lab.comparison.compare import Comparison
-from icmixup.lab.datasets import Dataset, Split
-from icmixup.lab.sweep.local import remember_data
+from icmixup.lab.datasets import Split
+from icmixup.lab.training.data import LoadData, load_recipe_data, remember_data
 from icmixup.lab.training.evaluate import split_scores
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.identity import autocast_dtype
-from icmixup.lab.training.loop import load_recipe_data
 from icmixup.lab.training.predictions import Predictions, make_predictions, read_predictions
 from icmixup.lab.training.ranks import pick_device
-from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Run
 from icmixup.lab.training.trained import load_run_data
 
@@ -80,7 +78,7 @@ def report_runs(paths: Sequence[Path], out: Path | None, options: Options) -> tu
     return write_page(out, study, dataclasses.replace(parts, notes=tuple(reasons))), study
 
 
-def find_predictions(run: Run, load: Callable[[Recipe], Dataset], device: torch.device) -> Predictions:
+def find_predictions(run: Run, load: LoadData, device: torch.device) -> Predictions:
     """The stored predictions, otherwise those of the checkpoint; a ValueError with both reasons."""
     try:
         return read_predictions(run.folder)
@@ -101,7 +99,6 @@ def report_comparison(
     folder: Path,
     execution: Execution,
     *,
-    with_thumbnails: bool = True,
     progress: Progress | None = None,
     cache: Summaries | None = None,
 ) -> Path:
@@ -119,7 +116,7 @@ def report_comparison(
     study = study_comparison(comparison, runs)
     cache = {} if cache is None else cache
     read_summaries((run.folder for run in runs.values()), cache)
-    options = Options(execution.data_dir, execution.device, with_thumbnails)
+    options = Options(execution.data_dir, execution.device)
     parts = complete_parts(study, cache, remember_data(execution), options, finished=progress is None)
     return write_page(folder / REPORT_FILE, study, dataclasses.replace(parts, progress=progress))
 
@@ -134,7 +131,7 @@ def read_summaries(folders: Iterable[Path], cache: Summaries) -> None:
 def complete_parts(
     study: Study,
     summaries_of: Mapping[Path, Summary],
-    load: Callable[[Recipe], Dataset],
+    load: LoadData,
     options: Options,
     *,
     finished: bool = True,
@@ -145,14 +142,14 @@ def complete_parts(
     }
     counts, why = class_counts(study, load)
     pictures, reason = mistake_thumbnails(study, summaries, load, options, finished=finished)
-    between = Between("it is computed when all runs are finished")
+    between = NOT_YET
     if finished:
         device = pick_device(options.device)
         between = between_classes(study, summaries, load, device, with_pictures=options.thumbnails)
     return Parts(summaries, counts, pictures, reason or why * (not pictures), between)
 
 
-def class_counts(study: Study, load: Callable[[Recipe], Dataset]) -> tuple[Sequence[int], str]:
+def class_counts(study: Study, load: LoadData) -> tuple[Sequence[int], str]:
     """Training images of each class, from the comparison or the dataset; empty, and why, if unknown."""
     stored = study.overview.get("class_counts")
     if isinstance(stored, list | tuple) and stored:
@@ -167,7 +164,7 @@ def class_counts(study: Study, load: Callable[[Recipe], Dataset]) -> tuple[Seque
 def mistake_thumbnails(
     study: Study,
     summaries: Mapping[Key, Summary],
-    load: Callable[[Recipe], Dataset],
+    load: LoadData,
     options: Options,
     *,
     finished: bool,
@@ -191,7 +188,7 @@ def mistake_thumbnails(
     return thumbnails(split, shown_rows(study, summaries, images)), ""
 
 
-def shown_images(study: Study, load: Callable[[Recipe], Dataset], data_dir: Path) -> Split:
+def shown_images(study: Study, load: LoadData, data_dir: Path) -> Split:
     """The test images; those behind features too."""
     run = next(iter(study.runs.values()))
     if run.recipe.dataset.endswith(".npz"):

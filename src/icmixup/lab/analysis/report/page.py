@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from icmixup.lab.analysis.report.data import (
     warnings_of,
 )
 from icmixup.lab.analysis.report.study import Study
+from icmixup.lab.training.identity import package_version
 from icmixup.lab.training.output import write_output
 
 if TYPE_CHECKING:
@@ -100,13 +100,6 @@ def make_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-
-
-def package_version() -> str:
-    try:
-        return version("icmixup")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def write_page(path: Path, study: Study, parts: Parts) -> Path:

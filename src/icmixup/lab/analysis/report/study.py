@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from icmixup.lab.analysis.report.summaries import Summary
-from icmixup.lab.analysis.scores import line_names
+from icmixup.lab.analysis.runs import line_names
 from icmixup.lab.comparison.compare import (
     NO_PREDICTIONS,
     Comparison,

@@ -1,0 +1,89 @@
+"""Finished runs that are analysed: their folders, the names of their lines, and their networks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from icmixup.lab.datasets import Dataset
+from icmixup.lab.models import build_model
+from icmixup.lab.training.recipe import Recipe
+from icmixup.lab.training.run_folder import TRIALS_FOLDER, Row, Run
+from icmixup.lab.training.step import to_device
+from icmixup.lab.training.stored import FOLDS_FILE, read_run_names
+from icmixup.lab.training.trained import load_run_weights
+
+
+def expand_comparisons(folders: Sequence[Path]) -> list[Path]:
+    """Run folders: those given, and the runs of comparisons and of folds; plain files and trials of --tune,
+    which runs/* matches, are left out."""
+    found: list[Path] = []
+    for folder in folders:
+        listed = [folder / name for name in ("comparison.json", FOLDS_FILE) if (folder / name).exists()]
+        if listed:
+            found += [folder.parent / name for name in read_run_names(listed[0])]
+        elif not folder.is_file() and folder.name != TRIALS_FOLDER:
+            found.append(folder)
+    if not found:
+        what = "a file" if folders[0].is_file() else "the folder of trials"
+        raise ValueError(f"{folders[0]} is {what}; pass folders of finished runs or of comparisons")
+    return list(dict.fromkeys(found))
+
+
+def line_names(recipes: Sequence[Recipe]) -> list[str]:
+    """The method of each run and the other fields in which runs differ, but for seed and fold."""
+    all_fields = [recipe.fields() for recipe in recipes]
+    differ = [
+        name
+        for name in all_fields[0]
+        if name not in ("method", "seed", "fold")
+        and any(fields[name] != all_fields[0][name] for fields in all_fields)
+    ]
+    return [
+        " ".join(
+            [
+                str(fields["method"]),
+                *(f"{name}={fields[name]}" for name in differ if fields[name] is not None),
+            ]
+        )
+        for fields in all_fields
+    ]
+
+
+def describe_run(run: Run, line: str) -> Row:
+    """The first columns of a table of runs."""
+    recipe = run.recipe
+    return {
+        "line": line,
+        "run": run.folder.name,
+        "dataset": recipe.dataset,
+        "model": recipe.model,
+        "method": recipe.method,
+        "seed": recipe.seed,
+    }
+
+
+def load_model(run: Run, data: Dataset, device: torch.device) -> nn.Module:
+    """The network with the weights that the run was tested with: averaged weights if the recipe sets ema."""
+    recipe, channels = run.recipe, data.test.images.shape[1]
+    model = to_device(
+        build_model(
+            recipe.model,
+            data.num_classes,
+            channels=channels,
+            seed=recipe.seed,
+            image_size=data.test.images.shape[-1],
+            cosine=recipe.cosine,
+        ),
+        device,
+    )
+    try:
+        return load_run_weights(run, model)
+    except (RuntimeError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"the weights in {run.folder} do not fit {recipe.model} with the {data.num_classes} classes of "
+            f"{recipe.dataset}; check that the dataset has not changed since the run"
+        ) from error
