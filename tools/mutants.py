@@ -98,7 +98,11 @@ PAIRS = [
         "Pairs(pairs.partner, pairs.weight, lam_y)",
         "Pairs(pairs.partner, lam_y, pairs.lam)",
     ),
-    ("Remix: top class for the expected size", "labels.float() @ counts", "counts[labels.argmax(dim=1)]"),
+    (
+        "Remix: top class for the expected size",
+        "(labels.float() * counts).sum(dim=1)",
+        "counts[labels.argmax(dim=1)]",
+    ),
     ("Remix: bytes as a mask", "counts[labels.long()]", "counts[labels]"),
     ("Remix: kappa 2", "kappa: float = 3.0", "kappa: float = 2.0"),
     ("Remix: tau 0.4", "tau: float = 0.5", "tau: float = 0.4"),

@@ -275,7 +275,7 @@ WORDS = 1300
 
 def test_the_readme_is_short_and_in_order() -> None:
     text = README.read_text()
-    assert len(text.split()) <= WORDS
+    assert sum(word != "|" for word in text.split()) <= WORDS
     titles = re.findall(r"^## (.+)$", text, re.M)
     assert titles == [
         *("Four lines in your loop", "Install", "Does it help?", "Try it on your data"),
