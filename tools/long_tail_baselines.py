@@ -81,7 +81,7 @@ def base_recipe(args: argparse.Namespace) -> Recipe:
     """The named recipe on the given data."""
     given = {
         name: getattr(args, name)
-        for name in ("model", "weights", "per_class", "imbalance", "epochs", "image_size", "precision")
+        for name in ("model", "weights", "per_class", "imbalance", "epochs", "lr", "image_size", "precision")
         if getattr(args, name) is not None
     }
     recipe = dataclasses.replace(RECIPES[args.recipe], dataset=args.dataset, **given)
@@ -231,6 +231,7 @@ def main() -> None:
     parser.add_argument("--imbalance", type=float, default=0.01)
     parser.add_argument("--image-size", type=int)
     parser.add_argument("--epochs", type=int)
+    parser.add_argument("--lr", type=float)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--device")
