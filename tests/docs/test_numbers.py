@@ -188,6 +188,20 @@ def test_tuned_heads_are_computed_from_their_rows(data: str, heading: str) -> No
     assert table_under(f"{heading}, the recipe's values") == [line(one) for one in found]
 
 
+def test_learning_rates_of_heads_are_computed_from_their_rows() -> None:
+    found: dict[str, dict[str, list[float]]] = {}
+    for name in ("long_tail_cifar100", "long_tail_cifar100_lr"):
+        for row in csv_rows(f"{name}.csv"):
+            if (row["method"], row["after_tau"]) != ("erm", "1.0"):  # a line of its own, whose tau was given
+                by_lr = found.setdefault(long_tail_label(row), {})
+                by_lr.setdefault(row["lr"], []).append(float(row["accuracy"]))
+    printed = table_under("lr 0.0001")
+    assert {row[0] for row in printed} == {label for label, by_lr in found.items() if len(by_lr) > 1}
+    for label, *cells in printed:
+        assert cells == [spread(found[label][lr]) for lr in ("0.0001", "0.0003", "0.001")]
+        assert {len(runs) for runs in found[label].values()} == {3}
+
+
 def test_the_readme_s_baselines_for_long_tails_are_those_of_the_findings() -> None:
     birds, cifar = (
         {row[0]: row[1] for row in table_under(f"accuracy over {word} seeds")} for word in ("four", "three")
