@@ -72,6 +72,9 @@ ENTRIES = (
     Entry("regmixup, then adjusted, tau chosen", {"method": "regmixup"}, "adjust"),
     Entry("ic-mixup, then adjusted, tau chosen", {"method": "ic-mixup"}, "adjust"),
     Entry("ic-regmixup, then adjusted, tau chosen", {"method": "ic-regmixup"}, "adjust"),
+    # The defaults of alpha are 20 and 1: with equal ones the two differ in their loss alone.
+    Entry("balanced-regmixup, alpha 1", {"method": "balanced-regmixup", "alpha": 1.0}),
+    Entry("balanced-ic-regmixup, alpha 20", {"method": "balanced-ic-regmixup", "alpha": 20.0}),
     Entry("balanced-regmixup, tau 1.5", {"method": "balanced-regmixup", "adjust_tau": 1.5}),
     Entry("balanced-ic-regmixup, tau 1.5", {"method": "balanced-ic-regmixup", "adjust_tau": 1.5}),
 )

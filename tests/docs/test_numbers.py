@@ -762,7 +762,8 @@ def test_the_log_s_table_of_26_runs_is_computed_from_its_rows() -> None:
 def long_tail_label(row: dict[str, str]) -> str:
     """The name on the page of a row of results/long_tail_*.csv."""
     method, after, tau = row["method"], row["after"], row["adjust_tau"]
-    label = f"`{method}`" + (f", tau {float(tau):g}" if tau else "")
+    label = f"`{method}`" + (f", alpha {float(row['alpha']):g}" if row["alpha"] else "")
+    label += f", tau {float(tau):g}" if tau else ""
     label += "" if row["sampler"] == "uniform" else f", {row['sampler']} sampling"
     label += {
         "crt": ", then cRT",
