@@ -54,6 +54,7 @@ def run_command(args: list[str], folder: Path) -> None:
     from icmixup.lab.cli import main
 
     os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests that run under nohup would ignore it
     os.chdir(folder)
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)

@@ -44,10 +44,12 @@ SPELLINGS = (
     "mixup-cutmix ic-mixup-cutmix manifold ic-manifold ic-mixup-centred "
     "ic-mixup-cutmix-centred ic-mixup-sources ic-mixup-classes "
     "balanced balanced-mixup balanced-mixup-cutmix balanced-regmixup balanced-ic-regmixup "
-    "balanced-ic-regmixup-cutmix focal ldam ldam-drw erm-drw ic-balanced-mixup ic-balanced-mixup-cutmix"
+    "balanced-ic-regmixup-cutmix erm-adjusted regmixup-adjusted ic-regmixup-adjusted "
+    "focal ldam ldam-drw erm-drw ic-balanced-mixup ic-balanced-mixup-cutmix"
 )
 EVERY_METHOD = pytest.mark.parametrize("name", METHODS)
-PLAIN = {"erm", "balanced", "focal", "ldam", "ldam-drw", "erm-drw"}  # without mixing
+PLAIN = {"erm", "balanced", "erm-adjusted", "focal", "ldam", "ldam-drw", "erm-drw"}  # without mixing
+ADJUSTED = {"erm-adjusted": "erm", "regmixup-adjusted": "regmixup", "ic-regmixup-adjusted": "ic-regmixup"}
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -143,8 +145,8 @@ WRITTEN_OUT: dict[str, tuple[Any, Any, bool]] = {
 
 def test_methods_are_spelled_as_the_design_says() -> None:
     assert list(METHODS) == SPELLINGS.split()
-    assert len(METHODS) == 31
-    assert set(METHODS) - set(WRITTEN_OUT) == {*PLAIN, "manifold", "ic-manifold"}
+    assert len(METHODS) == 34
+    assert set(METHODS) - set(WRITTEN_OUT) == {*PLAIN, *ADJUSTED, "manifold", "ic-manifold"}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -300,6 +302,18 @@ def test_deferred_weights_enter_after_four_fifths_of_training(
     assert METHODS["erm"].at(0.0) == METHODS["erm"]
     with pytest.raises(ValueError, match=r"only after 0.8 of training; pass method.at\(epoch / epochs\)"):
         training_loss(model, images, labels, name, COUNTS)
+
+
+@pytest.mark.parametrize(("name", "plain"), ADJUSTED.items())
+def test_methods_that_adjust_after_training_train_as_the_plain_ones(
+    model: nn.Module, images: Tensor, labels: Tensor, name: str, plain: str
+) -> None:
+    for tau in (1.0, 1.5):
+        method = replace(METHODS[name], adjust_tau=tau)
+        assert method.at(0.0) == method.at(1.0) == METHODS[plain]
+        refusal = rf"pass method.at\(0\), .* adjust_scores\(scores, class_counts, {tau:g}\) at test time"
+        with pytest.raises(ValueError, match=refusal):
+            training_loss(model, images, labels, method, COUNTS)
 
 
 # Weights of small classes are nearly 1 / n; those of large ones are nearly equal.
@@ -618,7 +632,7 @@ def test_class_counts_of_another_length_are_never_taken(
 BAD_ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "draw": (r"draw must be one of 'none', 'mixup', 'remix', 'cutmix', .* got 'cutmx'", {"draw": "cutmx"}),
     "class_sizes": (
-        r"class_sizes must be one of 'none', 'adjust', 'adjust-clean', 'weigh', 'effective', got 'ajust'",
+        r"class_sizes must be one of 'none', 'adjust', 'adjust-clean', .* got 'ajust'",
         {"class_sizes": "ajust"},
     ),
     "negative tau": (r"adjust_tau must be a number of at least 0, got -1", {"adjust_tau": -1.0}),

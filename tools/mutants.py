@@ -530,7 +530,25 @@ METHODS = [
     ),
     ("DRW: weights at the end of the epoch", "progress >= self.defer", "progress > self.defer"),
     ("DRW: weights before, not after", "progress >= self.defer", "progress < self.defer"),
-    ("tau without adjustment passes", 'self.class_sizes in ("adjust", "adjust-clean")', "True"),
+    ("tau without adjustment passes", '"adjust_tau": self.adjusts', '"adjust_tau": True'),
+    ("adjustment after training is none", '"adjust-clean", "adjust-after")', '"adjust-clean")'),
+    (
+        "adjustment after training stays in training",
+        'replace(self, class_sizes="none", adjust_tau=1.0)',
+        "self",
+    ),
+]
+
+ADJUSTMENT = [
+    ("scores are adjusted the other way", "scores - tau * shift", "scores + tau * shift"),
+    ("scores are adjusted with strength 1", "scores - tau * shift", "scores - shift"),
+    ("of several taus the farthest from 1", "-abs(tau - 1)", "abs(tau - 1)"),
+    ("log n instead of its share", "(counts / counts.sum()).log()", "counts.log()"),
+    (
+        "accuracy over images, not classes",
+        "return float(shares[sizes > 0].mean())",
+        "return float(right.mean())",
+    ),
 ]
 
 CHECKS = [
@@ -624,6 +642,7 @@ MODULES = {
     "hidden": HIDDEN,
     "objective": OBJECTIVE,
     "methods": METHODS,
+    "adjustment": ADJUSTMENT,
     "_checks": CHECKS,
     "inputs": INPUTS,
     "mixer": MIXER,

@@ -42,6 +42,7 @@ TESTS = {
     "hidden": ["test_hidden.py"],
     "objective": ["test_methods.py", "test_hidden.py"],
     "methods": ["test_methods.py"],
+    "adjustment": ["test_adjustment.py"],
     "_checks": ["test_methods.py", "test_loss.py", "test_pairs.py"],
     "inputs": ["test_methods.py", "test_mixer.py"],
     "mixer": ["test_mixer.py"],

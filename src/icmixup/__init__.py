@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from icmixup._checks import AXES
+    from icmixup.adjustment import adjust_scores, fit_adjustment
     from icmixup.calibration import fit_temperature
     from icmixup.hidden import mix_hidden
     from icmixup.large_batch import cached_backward
@@ -39,12 +40,14 @@ __all__ = [
     "Method",
     "Mixer",
     "Pairs",
+    "adjust_scores",
     "cached_backward",
     "draw_cutmix",
     "draw_either",
     "draw_mixup",
     "draw_remix",
     "draw_virtual",
+    "fit_adjustment",
     "fit_temperature",
     "infinite_class_loss",
     "mix_hidden",
@@ -56,6 +59,7 @@ __all__ = [
 
 _MODULES = {
     "_checks": ("AXES",),
+    "adjustment": ("adjust_scores", "fit_adjustment"),
     "calibration": ("fit_temperature",),
     "hidden": ("mix_hidden",),
     "large_batch": ("cached_backward",),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Draw = Literal["none", "mixup", "remix", "cutmix", "either", "manifold"]
 Mode = Literal["batch", "elem", "pair"]
 Duplicates = Literal["negative", "ignore", "positive"]
-ClassSizes = Literal["none", "adjust", "adjust-clean", "weigh", "effective"]
+ClassSizes = Literal["none", "adjust", "adjust-clean", "adjust-after", "weigh", "effective"]
 Reduction = Literal["mean", "sum", "none"]
 
 AXES = ("class", "pair")

@@ -57,9 +57,9 @@ class Method:
     clean_weight: float = 0.0
     # Clean and mixed inputs in one forward pass, as in RegMixup's code, instead of two, as in this paper's.
     joint: bool = False
-    # How class sizes enter: not at all; as logit adjustment of every term, or of the clean term alone, since
-    # Infinite Class scores are balanced already; as weights in the Infinite Class loss; or as weights in the
-    # cross-entropy, by the effective number of images.
+    # How class sizes enter: not at all; as logit adjustment of every term, of the clean term alone, since
+    # Infinite Class scores are balanced already, or of the scores after training; as weights in the Infinite
+    # Class loss; or as weights in the cross-entropy, by the effective number of images.
     class_sizes: ClassSizes = "none"
     num_virtual: int = 0  # classifiers of pairs that are not in the batch
     adjust_tau: float = 1.0  # strength of logit adjustment
@@ -104,19 +104,26 @@ class Method:
             "joint": self.clean_weight > 0 and self.draw not in ("none", "manifold"),
             "class_sizes": sizes.get(str(value), True),
             "num_virtual": contrasts_pairs,
-            "adjust_tau": self.class_sizes in ("adjust", "adjust-clean"),
+            "adjust_tau": self.adjusts,
             "defer": self.class_sizes == "effective",
             **dict.fromkeys(("focal_gamma", "margin"), cross_entropy),
         }
         return effect.get(name, True)
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits are adjusted for class sizes, in training or after it."""
+        return self.class_sizes in ("adjust", "adjust-clean", "adjust-after")
 
     def with_settings(self, **settings: object) -> Method:
         """This method with the settings that have an effect in it, for one setting over several methods."""
         return replace(self, **{k: v for k, v in settings.items() if self.uses(k, v)})  # type: ignore[arg-type]
 
     def at(self, progress: float) -> Method:
-        """The method at this share of training, from 0 to 1: without class weights that are deferred, or
-        with them."""
+        """What is trained with at this share of training, from 0 to 1: without class weights that are
+        deferred, or with them; without an adjustment that comes after training."""
+        if self.class_sizes == "adjust-after":
+            return replace(self, class_sizes="none", adjust_tau=1.0)
         if not self.defer:
             return self
         return replace(self, defer=0.0, class_sizes=self.class_sizes if progress >= self.defer else "none")
@@ -134,7 +141,7 @@ NEEDED = {
     "class_sizes": 'axes with "pair" for "weigh", a clean_weight above 0 for "adjust-clean", and no axes or '
     'a clean_weight above 0 for "effective"',
     "num_virtual": 'axes with "class" and negatives with "pairs"',
-    "adjust_tau": 'class_sizes="adjust" or "adjust-clean"',
+    "adjust_tau": 'class_sizes="adjust", "adjust-clean" or "adjust-after"',
     "defer": 'class_sizes="effective"',
     **dict.fromkeys(("focal_gamma", "margin"), "no axes, or a clean_weight above 0"),
 }
@@ -195,6 +202,11 @@ METHODS = {
     ),
     "balanced-ic-regmixup-cutmix": Method(
         draw="either", alpha=1.0, axes=AXES, clean_weight=1.0, class_sizes="adjust-clean"
+    ),
+    "erm-adjusted": Method(draw="none", clean_weight=1.0, class_sizes="adjust-after"),
+    "regmixup-adjusted": Method(draw="mixup", alpha=20.0, clean_weight=1.0, class_sizes="adjust-after"),
+    "ic-regmixup-adjusted": Method(
+        draw="mixup", alpha=20.0, axes=AXES, clean_weight=1.0, class_sizes="adjust-after"
     ),
     # Other baselines on long tails.
     "focal": Method(draw="none", clean_weight=1.0, focal_gamma=2.0),

@@ -83,6 +83,11 @@ def needs_class_counts(method: Method, class_counts: Tensor | None) -> None:
             f"this method weighs classes only after {method.defer:g} of training; pass "
             "method.at(epoch / epochs), which is the method in that epoch"
         )
+    if method.class_sizes == "adjust-after":
+        raise ValueError(
+            "this method adjusts scores after training: pass method.at(0), which is what it trains with, and "
+            f"use adjust_scores(scores, class_counts, {method.adjust_tau:g}) at test time"
+        )
     if class_counts is None and (method.draw == "remix" or method.class_sizes != "none" or method.margin):
         raise ValueError(
             "this method depends on class sizes; pass class_counts, (C,) training images of each class"

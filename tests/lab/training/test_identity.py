@@ -221,10 +221,19 @@ def test_another_network_under_the_same_name_from_python_is_another_run(
     assert len(folders) == 3
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"label_smoothing": 0.3},
+        {"class_sizes": "effective", "defer": 0.8},  # has no effect in the first epoch
+        {"class_sizes": "adjust-after"},  # has no effect in training
+    ],
+    ids=lambda changed: ", ".join(changed),
+)
 def test_another_method_under_the_same_name_from_python_is_another_run(
-    here: Path, monkeypatch: pytest.MonkeyPatch
+    changed: dict[str, Any], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(METHODS, "erm", dataclasses.replace(METHODS["erm"], label_smoothing=0.3))
+    monkeypatch.setitem(METHODS, "erm", dataclasses.replace(METHODS["erm"], **changed))
     assert find_finished([TINY], execution()) == {}
     (message,) = describe_reuse([TINY], execution())
     assert "another method of the same name" in message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from icmixup import adjustment
+from icmixup.adjustment import TAUS, log_prior, mean_class_accuracy
 from icmixup.lab.cli import main
 from icmixup.lab.cli.retrain import describe_short_training
 from icmixup.lab.datasets import Dataset, Split
@@ -22,7 +24,7 @@ from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import train
 from icmixup.lab.training.predictions import read_predictions
 from icmixup.lab.training.recipe import QUICK
-from icmixup.lab.training.retrain import TAUS, log_prior, mean_class_accuracy, retrain
+from icmixup.lab.training.retrain import retrain
 from icmixup.lab.training.trained import find_run, load_trained
 
 RECIPE = dataclasses.replace(
@@ -120,6 +122,52 @@ def test_without_a_tau_the_best_one_on_the_held_out_images_is_taken(
     assert min(found.values()) < max(found.values())  # the choice matters
 
 
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_a_method_that_adjusts_after_training_is_the_plain_run_with_other_biases(
+    execution: Execution, ema: float | None
+) -> None:
+    plain = dataclasses.replace(RECIPE, held_out=0.0, epochs=2, eval_every=1, ema=ema)
+    adjusted = dataclasses.replace(plain, method="erm-adjusted", adjust_tau=0.8)
+    first, second = (execution.out / train(one, execution)["folder"] for one in (plain, adjusted))
+    made = execution.out / retrain(first, "adjust", execution, tau=0.8)["folder"]
+    assert (
+        json.loads((second / "result.json").read_text())["class_accuracies"]
+        == (json.loads((made / "result.json").read_text())["class_accuracies"])
+    )
+    for one, other in zip(weights(second), weights(made), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    assert_same_features(first, second)
+    assert (weights(second)[1] - weights(first)[1]).abs().max() > 1
+    # Evaluations during training show what the run would have with so many epochs, adjusted as well.
+    short = dataclasses.replace(adjusted, epochs=1, schedule="step", lr_drops=())
+    long = dataclasses.replace(short, epochs=2)
+    rows = [train(one, execution) for one in (short, long)]
+    logged = find_run(execution.out / rows[1]["folder"]).read_log()[0]["accuracy"]
+    assert logged == pytest.approx(rows[0]["accuracy"], abs=1e-3)
+
+
+def test_methods_that_adjust_after_training_are_refused_where_they_cannot_work(
+    execution: Execution, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = dataclasses.replace(RECIPE, method="erm-adjusted", held_out=0.0, epochs=1)
+    with pytest.raises(ValueError, match=r"erm-adjusted adjusts the biases .* --cosine-classifier has none"):
+        dataclasses.replace(recipe, cosine_classifier=True)
+    with pytest.raises(ValueError, match="corrects for class sizes by itself"):
+        dataclasses.replace(recipe, sampler="class-balanced")
+    data = load_recipe_data(recipe, execution.data_dir)
+    kept = torch.nonzero(data.train.labels != 3).flatten()
+    holed = dataclasses.replace(data, train=data.train[kept])
+    with pytest.raises(ValueError, match="takes the logarithm of class sizes, but digits has no training"):
+        train(recipe, dataclasses.replace(execution, dataset=holed))
+    monkeypatch.setattr(nn.Linear, "__init__", without_bias(nn.Linear.__init__))
+    with pytest.raises(ValueError, match="small-cnn has no bias to adjust"):
+        train(dataclasses.replace(recipe, seed=5), execution)
+
+
+def without_bias(init: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, *args, **settings: init(self, *args, **settings | {"bias": False})
+
+
 def penultimate(run: Path, split: Split, data: Dataset) -> Tensor:
     model, found = network(run), []
     classifier_of(model, "small-cnn").register_forward_pre_hook(lambda _, args: found.append(args[0]))
@@ -209,9 +257,10 @@ def test_what_cannot_be_done_is_named(
         cosines = execution.out / train(dataclasses.replace(whole, **changes), execution)["folder"]
         with pytest.raises(ValueError, match=rf"trained with {cause}, .* neither norms nor biases"):
             retrain(cosines, "tau-norm", execution, tau=1.0)
-    balanced = execution.out / train(dataclasses.replace(whole, method="balanced"), execution)["folder"]
-    with pytest.raises(ValueError, match="balanced, which corrects for class sizes already"):
-        retrain(balanced, "adjust", execution, tau=1.0)
+    for method in ("balanced", "erm-adjusted"):
+        balanced = execution.out / train(dataclasses.replace(whole, method=method), execution)["folder"]
+        with pytest.raises(ValueError, match=f"{method}, which corrects for class sizes already"):
+            retrain(balanced, "adjust", execution, tau=1.0)
     for args, words in (
         (["--how", "adjust", "--tau", "-1"], "--tau must be 0 or more and finite, got -1"),
         (["--how", "crt", "--tau", "1"], "crt has no tau, got 1; leave --tau out"),
@@ -224,6 +273,8 @@ def test_what_cannot_be_done_is_named(
 
 def test_ties_go_to_the_tau_nearest_to_one(monkeypatch: pytest.MonkeyPatch, data: Dataset) -> None:
     monkeypatch.setattr(module, "scores_of", lambda *_: torch.zeros(len(data.held_out or ()), 10))
-    monkeypatch.setattr(module, "mean_class_accuracy", lambda scores, _: 0.5)
-    recipe = dataclasses.replace(RECIPE, after="adjust")
-    assert module.choose_tau(nn.Identity(), nn.Linear(2, 10), recipe, data) == 1.0
+    for where in (adjustment, module):
+        monkeypatch.setattr(where, "mean_class_accuracy", lambda scores, _: 0.5)
+    for how in ("adjust", "tau-norm"):
+        recipe = dataclasses.replace(RECIPE, after=how)
+        assert module.choose_tau(nn.Identity(), nn.Linear(2, 10), recipe, data) == 1.0

@@ -433,14 +433,18 @@ def check_inputs(methods: Sequence[str], data: Dataset) -> None:
 
 
 def check_classifier(methods: Sequence[str], recipe: Recipe) -> None:
-    """Raise an error if the linear classifier of a network that is not ours is to be replaced."""
-    wrong = [name for name in methods if find_method(name).margin > 0]
-    wrong += ["cosine_classifier"] if recipe.cosine_classifier else []
-    if wrong and is_own(recipe.model):
-        raise ValueError(
-            f"{', '.join(wrong)} classifies by cosines, and cannot find the classifier of your own network; "
-            'leave it out, or use a network by name, for example model="resnet18"'
-        )
+    """Raise an error if the linear classifier of a network that is not ours is to be changed."""
+    if not is_own(recipe.model):
+        return
+    cosine = [name for name in methods if find_method(name).margin > 0]
+    cosine += ["cosine_classifier"] if recipe.cosine_classifier else []
+    adjusted = [name for name in methods if find_method(name).class_sizes == "adjust-after"]
+    for wrong, what in ((cosine, "classifies by cosines"), (adjusted, "adjusts biases after training")):
+        if wrong:
+            raise ValueError(
+                f"{', '.join(wrong)} {what}, and cannot find the classifier of your own network; "
+                'leave it out, or use a network by name, for example model="resnet18"'
+            )
 
 
 def check_network(recipe: Recipe, data: Dataset) -> None:

@@ -38,16 +38,17 @@ from icmixup.lab.training.stored import read_run_names
 from icmixup.methods import find_method
 
 EVEN_METHODS = ("erm", "mixup", "ic-mixup", "cutmix", "ic-cutmix", "regmixup", "ic-regmixup")
+# The paper's forms with their counterparts of soft targets, and forms that know the class sizes.
 LONG_TAIL_METHODS = (
     "erm",
     "mixup",
     "ic-mixup",
-    "remix",
-    "ic-remix",
     "regmixup",
     "ic-regmixup",
+    "balanced",
     "balanced-mixup",
-    "ic-mixup-centred",
+    "balanced-ic-regmixup",
+    "erm-adjusted",
 )
 INTERVALS = ("both", "seeds")
 Tuned = Mapping[str, Mapping[str, float]]  # by method, fields of its recipe

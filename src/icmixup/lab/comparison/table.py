@@ -95,12 +95,12 @@ def tuned_columns(comparison: Comparison) -> list[Column]:
     if not comparison.tuned:
         return []
     shown = ["alpha"]
-    if any(comparison.recipe_of(name).method_at(0).uses("adjust_tau") for name in comparison.tuned):
+    if any(comparison.recipe_of(name).whole_method.uses("adjust_tau") for name in comparison.tuned):
         shown.append("adjust_tau")
 
     def values(standing: Standing) -> str:
         recipe = comparison.recipe_of(standing.method)
-        method = recipe.method_at(0)
+        method = recipe.whole_method
         own = [getattr(method, name) if method.uses(name) else None for name in shown]
         return " ".join(format_or_dash(value, ".3g") for value in (recipe.lr, recipe.weight_decay, *own))
 

@@ -240,7 +240,7 @@ class Search:
 
 def tuned_values(recipe: Recipe) -> dict[str, float]:
     """The values that are searched: those that the method uses, except a 0, which stays 0."""
-    method = recipe.method_at(0)
+    method = recipe.whole_method
     own = {name: getattr(method, name) for name in ("alpha", "adjust_tau") if method.uses(name)}
     values = {"lr": recipe.lr, "weight_decay": recipe.weight_decay, **own}
     return {name: value for name, value in values.items() if value}

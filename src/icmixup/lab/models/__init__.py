@@ -219,8 +219,9 @@ def classifier_of(model: nn.Module, name: str) -> nn.Linear:
     heads = [module for head in names if isinstance(module := model.get_submodule(head), nn.Linear)]
     if len(heads) != 1:
         raise ValueError(
-            f"--train head, --cosine-classifier, ldam and retrain need a network with one linear classifier, "
-            f"{name} has {len(heads)}; use another --model, or --train all with another method"
+            "--train head, --cosine-classifier, ldam, adjustment after training and retrain need a network "
+            f"with one linear classifier, {name} has {len(heads)}; use another --model, or --train all with "
+            "another method"
         )
     return heads[0]
 

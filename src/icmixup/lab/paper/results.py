@@ -311,7 +311,7 @@ def experiment(recipe: Recipe) -> tuple[object, ...]:
     fields = {
         name: value for name, value in dataclasses.asdict(recipe).items() if name not in EXECUTION_FIELDS
     }
-    method = recipe.method_at(0)
+    method = recipe.whole_method
     for name in METHOD_FIELDS:
         fields[name] = getattr(method, name)
     step = recipe.schedule == "step"

@@ -62,7 +62,7 @@ def identify(recipe: Recipe, data: Dataset, device: str) -> Identity:
     return Identity(
         data=data.fingerprint,
         model=network_fingerprint(recipe, data),
-        method=digest(method_text(recipe.method_at(0))),
+        method=digest(method_text(recipe.whole_method)),
         version=package_version(),
         precision=str(autocast_dtype(recipe, torch.device(device)) or torch.float32).removeprefix("torch."),
         device=device,

@@ -18,8 +18,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from icmixup.adjustment import adjust_scores
 from icmixup.lab.datasets import Dataset
 from icmixup.lab.training.artifacts import save_artifacts
+from icmixup.lab.training.classifier import adjust_bias, bias_of, linear_of
 from icmixup.lab.training.data import training_data
 from icmixup.lab.training.evaluate import Metrics, check_test_size, evaluate, split_scores
 from icmixup.lab.training.execution import Execution
@@ -106,6 +108,7 @@ def train(recipe: Recipe, execution: Execution, on_progress: OnProgress | None =
             return row
         data = data.to(device)
         session = Session(run, data, make_learner(recipe, data), on_progress)
+        session.biases()  # a network that has none is refused now, not after the training
         session.resume()
         with open_trackers(execution.trackers, run) as track:
             session.train(execution.checkpoint_seconds, track)
@@ -189,6 +192,7 @@ class Session:
             if self.recipe.compile and rank() == 0 and not self.speeds:  # after the first epoch
                 save_artifacts()
             self.epochs_done = number + 1
+            self.adjust_if_due()
             self.speeds.append(self.images / (time.monotonic() - started))
             self.evaluate_if_due()
             self.seconds += time.monotonic() - started
@@ -251,6 +255,20 @@ class Session:
             f"{what}; try --lr {self.recipe.lr / 10:g}, --clip-norm 1 or --precision float32{where}"
         )
 
+    def adjust_if_due(self) -> None:
+        """Adjust the classifier for class sizes after the last epoch, for methods that do so."""
+        tau = self.recipe.tau_afterwards
+        if tau is not None and self.at_end():
+            for bias in self.biases():
+                adjust_bias(bias, self.data, tau)
+
+    def biases(self) -> list[Tensor]:
+        """The biases that are adjusted after training: of the network and of its average; none by default."""
+        if self.recipe.tau_afterwards is None:
+            return []
+        models = filter(None, (self.learner.model, self.learner.average))
+        return [bias_of(linear_of(model, self.recipe, self.data), self.recipe) for model in models]
+
     def evaluate_if_due(self) -> None:
         """Evaluate on the test set, every few epochs and at the end."""
         if rank() == 0 and (self.epochs_done % self.recipe.eval_every == 0 or self.at_end()):
@@ -272,14 +290,18 @@ class Session:
         return make_predictions(scores, test.labels, test.file_names, self.data.class_names)
 
     def scores(self) -> Tensor:
-        """(N, C) scores of the test images."""
-        return split_scores(
+        """(N, C) scores of the test images, adjusted for class sizes if they will be after training."""
+        scores = split_scores(
             self.learner.tested,
             self.data.test,
             self.data.mean,
             self.data.std,
             autocast_dtype=autocast_dtype(self.recipe, self.learner.device),
         )
+        tau = self.recipe.tau_afterwards
+        if tau is None or self.at_end():  # then it is part of the weights
+            return scores
+        return adjust_scores(scores, self.data.class_counts.to(scores.device), tau)
 
     def finish(self, concurrent: int) -> Row:
         """Write predictions, then the result that is computed from them, and return it."""
@@ -459,6 +481,11 @@ def check_sizes(recipe: Recipe, data: Dataset) -> None:
         raise ValueError(
             f"sampler={recipe.sampler!r} draws images of every class, but {recipe.dataset} has no training "
             f"image of {', '.join(map(repr, empty[:5]))}; add some, or use --sampler uniform"
+        )
+    if recipe.whole_method.adjusts and empty:
+        raise ValueError(
+            f"{recipe.method} takes the logarithm of class sizes, but {recipe.dataset} has no training image "
+            f"of {', '.join(map(repr, empty[:5]))}; add some, or use another method"
         )
     side = min(data.train.images.shape[-2:])
     if recipe.padding >= side and not data.is_features:

@@ -402,9 +402,14 @@ class Recipe(
             raise ValueError(f"warmup_epochs must be below epochs ({self.epochs}), got {self.warmup_epochs}")
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs a momentum above 0, got 0; use --momentum 0.9 or --no-nesterov")
+        if self.cosine and method.class_sizes == "adjust-after":
+            raise ValueError(
+                f"{self.method} adjusts the biases of the classifier, and --cosine-classifier has none; "
+                "leave it out, or use another method"
+            )
         if self.autoaugment and self.trivial:
             raise ValueError("autoaugment and trivial are two policies; use one of --autoaugment, --trivial")
-        if self.sampler != "uniform" and method.class_sizes in ("adjust", "adjust-clean"):
+        if self.sampler != "uniform" and method.adjusts:
             raise ValueError(
                 f"{self.method} corrects for class sizes by itself, and sampler={self.sampler!r} would do so "
                 "again; use --sampler uniform, or another method"
@@ -492,13 +497,24 @@ class Recipe(
         """All fields, as JSON stores them."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
 
-    def method_at(self, epoch: int) -> Method:
-        """The method with this recipe's own settings, in the given epoch (from 0)."""
-        off = self.mix_off_epoch is not None and epoch >= self.mix_off_epoch
+    @property
+    def whole_method(self) -> Method:
+        """The method with this recipe's own settings, before and after training included."""
         given = {name: getattr(self, name) for name in METHOD_FIELDS if getattr(self, name) is not None}
         # A comparison has one recipe for several methods: settings apply to those that use them.
-        method = find_method(self.method).at(epoch / self.epochs)
-        return method.with_settings(**given, joint=self.joint, prob=0.0 if off else self.mix_prob)
+        return find_method(self.method).with_settings(**given, joint=self.joint, prob=self.mix_prob)
+
+    @property
+    def tau_afterwards(self) -> float | None:
+        """Strength of logit adjustment after training; None for methods that have none."""
+        method = self.whole_method
+        return method.adjust_tau if method.class_sizes == "adjust-after" else None
+
+    def method_at(self, epoch: int) -> Method:
+        """What is trained with in the given epoch (from 0)."""
+        off = self.mix_off_epoch is not None and epoch >= self.mix_off_epoch
+        method = self.whole_method.at(epoch / self.epochs)
+        return method.with_settings(prob=0.0) if off else method
 
 
 def read_recipe(fields: object) -> Recipe:

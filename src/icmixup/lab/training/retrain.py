@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from icmixup._checks import check_no_empty_class
+from icmixup.adjustment import TAUS, fit_adjustment, mean_class_accuracy, pick_tau
 from icmixup.lab.datasets import Dataset, Split
-from icmixup.lab.models import CosineLinear, classifier_of
+from icmixup.lab.training.classifier import adjust_bias, bias_of, linear_of
 from icmixup.lab.training.data import training_data
 from icmixup.lab.training.evaluate import evaluate, evaluation_mode, split_scores
 from icmixup.lab.training.execution import Execution
@@ -41,7 +42,6 @@ from icmixup.lab.training.run_folder import Row, Run, locate_run, open_run, prov
 from icmixup.lab.training.step import initial_model, make_inputs, to_device
 from icmixup.lab.training.trained import find_run, load_run_data, load_run_weights
 
-TAUS = tuple(step / 20 for step in range(41))  # 0 to 2
 EPOCHS_SHARE = 0.1  # of the run's epochs, for crt
 
 
@@ -97,9 +97,9 @@ def retrained_recipe(run: Run, how: After, tau: float | None, epochs: int | None
         return replace(recipe, after=how, after_epochs=epochs or max(1, math.ceil(EPOCHS_SHARE * most)))
     if epochs is not None:
         raise ValueError(f"{how} trains nothing, got epochs={epochs}; leave --epochs out")
-    balanced = recipe.method_at(0).class_sizes in ("adjust", "adjust-clean")
-    if how == "adjust" and (balanced or recipe.sampler == "class-balanced"):
-        what = recipe.method if balanced else "--sampler class-balanced"
+    adjusts = recipe.whole_method.adjusts
+    if how == "adjust" and (adjusts or recipe.sampler == "class-balanced"):
+        what = recipe.method if adjusts else "--sampler class-balanced"
         raise ValueError(
             f"{folder} was trained with {what}, which corrects for class sizes already, and adjust would do "
             "so again; pass a run without it, for example of erm"
@@ -118,32 +118,21 @@ def change_classifier(model: nn.Module, recipe: Recipe, data: Dataset) -> float 
         train_classifier(model, recipe, data)
         return None
     classifier = linear_of(model, recipe, data)
+    bias = bias_of(classifier, recipe) if recipe.after == "adjust" else None
     tau = choose_tau(model, classifier, recipe, data) if recipe.after_tau is None else recipe.after_tau
-    with torch.no_grad():
-        if recipe.after == "adjust":
-            if classifier.bias is None:
-                raise ValueError(
-                    f"the classifier of {recipe.model} has no bias to adjust; use tau-norm or crt"
-                )
-            classifier.bias.sub_(tau * log_prior(data.class_counts))
-        else:
-            classifier.weight /= classifier.weight.norm(dim=1, keepdim=True) ** tau
-            if classifier.bias is not None:
-                classifier.bias.zero_()
+    if bias is not None:
+        adjust_bias(bias, data, tau)
+    else:
+        normalise_weights(classifier, tau)
     return tau
 
 
-def linear_of(model: nn.Module, recipe: Recipe, data: Dataset) -> nn.Linear:
-    """The classifier: of a network, or the head that was trained on features."""
-    classifier = model if data.is_features else classifier_of(model, recipe.model)
-    assert isinstance(classifier, nn.Linear)
-    assert not isinstance(classifier, CosineLinear)
-    return classifier
-
-
-def log_prior(class_counts: Tensor) -> Tensor:
-    """log(n_c / N): (C,) in and out."""
-    return (class_counts / class_counts.sum()).log()
+@torch.no_grad()
+def normalise_weights(classifier: nn.Linear, tau: float) -> None:
+    """w_c / |w_c|^tau, without the bias."""
+    classifier.weight /= classifier.weight.norm(dim=1, keepdim=True) ** tau
+    if classifier.bias is not None:
+        classifier.bias.zero_()
 
 
 def choose_tau(model: nn.Module, classifier: nn.Linear, recipe: Recipe, data: Dataset) -> float:
@@ -152,21 +141,10 @@ def choose_tau(model: nn.Module, classifier: nn.Linear, recipe: Recipe, data: Da
     scores = scores_of(model, data.held_out, recipe, data)
     labels = data.held_out.labels.cpu()
     if recipe.after == "adjust":
-        shift = log_prior(data.class_counts).cpu()
-        found = {tau: mean_class_accuracy(scores - tau * shift, labels) for tau in TAUS}
-    else:
-        norms = classifier.weight.detach().norm(dim=1).float().cpu()
-        plain = scores if classifier.bias is None else scores - classifier.bias.detach().float().cpu()
-        found = {tau: mean_class_accuracy(plain / norms**tau, labels) for tau in TAUS}
-    return max(found, key=lambda tau: (found[tau], -abs(tau - 1)))
-
-
-def mean_class_accuracy(scores: Tensor, labels: Tensor) -> float:
-    """Accuracy of each class among the labels, averaged: held-out images have the same long tail."""
-    right = (scores.argmax(dim=1) == labels).double()
-    sizes = torch.bincount(labels, minlength=scores.shape[1])
-    shares = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, labels, right) / sizes.clamp(min=1)
-    return float(shares[sizes > 0].mean())
+        return fit_adjustment(scores, labels, data.class_counts)
+    norms = classifier.weight.detach().norm(dim=1).float().cpu()
+    plain = scores if classifier.bias is None else scores - classifier.bias.detach().float().cpu()
+    return pick_tau({tau: mean_class_accuracy(plain / norms**tau, labels) for tau in TAUS})
 
 
 def scores_of(model: nn.Module, split: Split, recipe: Recipe, data: Dataset) -> Tensor:

@@ -1,0 +1,84 @@
+"""Logit adjustment after training: the scores of a network that was trained without class sizes, for a test
+set whose classes are equally frequent (Menon et al., 2021, Sec. 4.1).
+
+N images    C classes    n_c training images in class c
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from icmixup._checks import check_counts, check_no_empty_class, check_number, check_tensor
+from icmixup.calibration import check_scored
+
+TAUS = tuple(step / 20 for step in range(41))  # 0 to 2, candidates of fit_adjustment
+
+
+def adjust_scores(scores: Tensor, class_counts: Tensor, tau: float = 1.0) -> Tensor:
+    """S - tau log(n / sum n), which moves predictions from frequent classes to rare ones.
+
+    >>> scores = adjust_scores(model(images), class_counts)
+
+    For models that were trained without class sizes, such as those of "erm" or "regmixup"; "balanced" and the
+    other methods that adjust in training need no adjustment after it.
+
+    Args:
+        scores: (N, C) logits.
+        class_counts: (C,) training images of each class, all above 0.
+        tau: strength; 1 is right if the scores are calibrated, see fit_adjustment.
+
+    Returns:
+        (N, C) adjusted scores.
+    """
+    check_tensor("scores", scores)
+    check_number("tau", tau, 0, float("inf"), "a number of at least 0")
+    shift = log_prior(class_counts).to(scores.device)
+    if scores.dim() != 2 or scores.shape[1] != len(shift):
+        raise ValueError(
+            f"scores have shape {tuple(scores.shape)} and there are {len(shift)} class_counts; expected "
+            f"(N, {len(shift)}) scores"
+        )
+    return scores - tau * shift
+
+
+def fit_adjustment(scores: Tensor, labels: Tensor, class_counts: Tensor) -> float:
+    """The tau of adjust_scores, from 0 to 2 in steps of 0.05, with the highest mean class accuracy.
+
+    >>> tau = fit_adjustment(model(held_out_images), held_out_labels, class_counts)
+    >>> scores = adjust_scores(model(images), class_counts, tau)
+
+    Fit it on images that the model was neither trained nor tested on. They may have the long tail of the
+    training images, since every class counts the same. Of several best values, the one nearest to 1.
+
+    Args:
+        scores: (N, C) logits of held-out images.
+        labels: (N,) integers, their classes.
+        class_counts: (C,) training images of each class, all above 0.
+    """
+    check_scored(scores, labels)
+    scores, labels, class_counts = scores.detach().cpu().float(), labels.cpu(), class_counts.cpu()
+    found = {tau: mean_class_accuracy(adjust_scores(scores, class_counts, tau), labels) for tau in TAUS}
+    return pick_tau(found)
+
+
+def pick_tau(accuracies: dict[float, float]) -> float:
+    """The tau with the highest accuracy; of several, the one nearest to 1."""
+    return max(accuracies, key=lambda tau: (accuracies[tau], -abs(tau - 1)))
+
+
+def log_prior(class_counts: Tensor) -> Tensor:
+    """log(n_c / sum n) in float32: (C,) in and out."""
+    check_tensor("class_counts", class_counts)
+    counts = check_counts(class_counts, class_counts.device)
+    check_no_empty_class(counts)
+    return (counts / counts.sum()).log()
+
+
+def mean_class_accuracy(scores: Tensor, labels: Tensor) -> float:
+    """Accuracy of each class among the labels, averaged over classes; all on the CPU."""
+    labels = labels.long()
+    right = (scores.argmax(dim=1) == labels).double()
+    sizes = torch.bincount(labels, minlength=scores.shape[1])
+    shares = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, labels, right) / sizes.clamp(min=1)
+    return float(shares[sizes > 0].mean())
