@@ -10,24 +10,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from icmixup.lab.cli import main
+from icmixup.lab.comparison import tuning as tuning_module
 from icmixup.lab.comparison.compare import compare, comparison_name, read_comparison
 from icmixup.lab.comparison.tuning import (
+    ENOUGH_IMAGES,
     ROUND,
     SPANS,
     Search,
     Trial,
-    Tuner,
+    count_parts,
     count_unfinished,
     pick_best,
+    run_trials,
     tune_methods,
     tuned_values,
     write_tuning,
 )
-from icmixup.lab.datasets import load_dataset
+from icmixup.lab.datasets import VALIDATION_PARTS, Split, load_dataset, validation_dataset
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.recipe import QUICK
+from icmixup.lab.training.predictions import read_predictions
+from icmixup.lab.training.recipe import QUICK, Recipe
+from icmixup.lab.training.run_folder import TRIALS_FOLDER
 
 RECIPE = dataclasses.replace(QUICK, dataset="digits", per_class=8, epochs=2, batch_size=20, eval_every=2)
 METHODS = ("erm", "mixup")
@@ -56,27 +62,95 @@ def test_every_method_gets_the_same_number_of_trials_and_starts_with_the_recipe(
         assert len({trial.recipe for trial in trials}) == 3
     assert set(tuning.trials[0].values) == {"lr", "weight_decay"}
     assert set(tuning.trials[1].values) == {"lr", "weight_decay", "alpha"}
-    assert (tuning.train_images, tuning.validation_images) == (60, 20)
 
 
-def test_trials_see_no_test_image(execution: Execution) -> None:
-    tuning = tune_methods(RECIPE, ("erm",), 1, execution=execution)
-    row = tuning.trials[0].row
-    assert row is not None
-    assert row["train_images"] == 60
-    assert execution.dataset is not None
-    assert row["fingerprint"] != execution.dataset.fingerprint
-    test_images = {image.numpy().tobytes() for image in execution.dataset.test.square()}
-    part = Tuner(RECIPE, ("erm",), 1, execution).part
-    seen = {image.numpy().tobytes() for split in (part.train, part.test) for image in split.square()}
-    assert len(seen) == 80
-    assert not seen & test_images
+@pytest.mark.parametrize("parts", [1, 3, None], ids=lambda parts: f"{parts or 'default'} parts")
+def test_trials_see_no_test_image(parts: int | None, execution: Execution) -> None:
+    tuning = tune_methods(RECIPE, ("erm",), 1, execution=execution, parts=parts)
+    data = execution.dataset
+    assert data is not None
+    rows = tuning.trials[0].rows
+    assert [row["train_images"] for row in rows] == [60] * (parts or 4)
+    assert len({data.fingerprint, *(row["fingerprint"] for row in rows)}) == len(rows) + 1
+    test_images = pixels(data.test)
+    for part in tuning.parts:
+        trained, validated = pixels(part.train), pixels(part.test)
+        assert trained | validated == pixels(data.train)
+        assert not trained & validated
+        assert not (trained | validated) & test_images
+    assert sum(len(pixels(part.test)) for part in tuning.parts) == 20 * len(rows)
+    assert len(set().union(*(pixels(part.test) for part in tuning.parts))) == 20 * len(rows)  # none twice
+
+
+def pixels(split: Split) -> set[bytes]:
+    return {image.numpy().tobytes() for image in split.square()}
+
+
+def test_the_score_is_the_mean_accuracy_over_classes_of_the_images_of_all_parts(execution: Execution) -> None:
+    recipe = dataclasses.replace(RECIPE, imbalance=0.4, batch_size=10)
+    data = load_dataset(recipe.data, execution.data_dir)
+    tuning = tune_methods(recipe, ("erm",), 1, execution=dataclasses.replace(execution, dataset=data))
+    (trial,) = tuning.trials
+    right, images = [0] * 10, [0] * 10
+    for part, row in zip(tuning.parts, trial.rows, strict=True):
+        found = read_predictions(execution.out / TRIALS_FOLDER / row["folder"])
+        for label, scores in zip(found.labels.tolist(), found.scores, strict=True):
+            right[label] += int(scores.argmax()) == label
+            images[label] += 1
+        assert found.labels.tolist() == part.test.labels.tolist()
+    assert images == data.class_counts.tolist()
+    assert max(images) > min(images)
+    assert trial.score == pytest.approx(100 * sum(r / n for r, n in zip(right, images, strict=True)) / 10)
+    assert trial.accuracy == pytest.approx(100 * sum(right) / sum(images))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.3, 0.5, 1.0])
+def test_every_training_image_is_in_one_part_and_every_class_can_be_trained_in_each(share: float) -> None:
+    data = load_dataset(dataclasses.replace(RECIPE, per_class=20, imbalance=share).data, Path())
+    parts = [validation_dataset(data, part) for part in range(VALIDATION_PARTS)]
+    assert sum((part.test.labels.bincount(minlength=10) for part in parts), torch.zeros(10)).tolist() == (
+        data.class_counts.tolist()
+    )
+    assert sorted(b for part in parts for b in pixels(part.test)) == sorted(pixels(data.train))
+    for part in parts:
+        assert int(part.class_counts.min()) > 0
+        assert (part.class_counts - data.class_counts * 0.75).abs().max() <= 1
+    assert len(parts[0].test.labels.unique()) == 10
+
+
+def test_all_parts_are_held_out_where_one_has_few_images(execution: Execution) -> None:
+    data = execution.dataset
+    assert data is not None
+    assert count_parts(data) == 4
+    enough = dataclasses.replace(data, train=data.train[torch.zeros(4 * ENOUGH_IMAGES, dtype=torch.long)])
+    assert count_parts(enough) == 1
+    assert [count_parts(data, parts) for parts in (1, 2, 4)] == [1, 2, 4]
+
+
+def test_a_trial_that_is_lost_in_one_part_has_no_result_and_is_not_continued(
+    execution: Execution, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A score over fewer images would be compared with those over all of them."""
+    trained: list[Recipe] = []
+
+    def train_most(recipes: Sequence[Recipe], where: Execution, display: object) -> tuple[Any, Any]:
+        trained.extend(recipes)
+        rows, lost = run_trials(recipes, where, None)
+        if where.validation == 1:
+            lost = {recipe: "diverged" for recipe in rows if recipe.lr == RECIPE.lr}
+        return {recipe: row for recipe, row in rows.items() if recipe not in lost}, lost
+
+    monkeypatch.setattr(tuning_module, "run_trials", train_most)
+    first, second = tune_methods(RECIPE, ("erm",), 2, execution=execution).trials
+    assert (first.score, first.rows, first.reason) == (None, (), "diverged")
+    assert second.score is not None
+    assert [trained.count(one.recipe) for one in (first, second)] == [2, 4]
 
 
 def test_a_second_call_trains_nothing_and_chooses_the_same(execution: Execution) -> None:
     first = tune_methods(RECIPE, METHODS, 3, execution=execution)
     before = result_times(execution.out)
-    assert len(before) == 6
+    assert len(before) == 2 * 3 * 4
     assert count_unfinished(RECIPE, METHODS, 3, execution) == (0, first.best)
     again = tune_methods(RECIPE, METHODS, 3, execution=execution)
     assert again.best == first.best
@@ -100,7 +174,7 @@ def test_more_trials_continue_the_search(execution: Execution) -> None:
     more = tune_methods(RECIPE, ("mixup",), ROUND + 1, execution=execution)
     assert [trial.recipe for trial in more.trials[:3]] == [trial.recipe for trial in few.trials]
     assert before.items() <= result_times(execution.out).items()
-    assert len(result_times(execution.out)) == ROUND + 1
+    assert len(result_times(execution.out)) == 4 * (ROUND + 1)
 
 
 def test_chosen_values_are_used_with_all_seeds_on_all_training_images(execution: Execution) -> None:
@@ -197,7 +271,8 @@ def test_the_file_lists_every_trial_and_marks_one_per_method(execution: Executio
             float(line["mean_class_accuracy"]) for line in own
         )
         for line in own:
-            assert (execution.out / line["folder"] / "predictions.npz").exists()
+            assert len(folders := line["folder"].split()) == 4
+            assert all((execution.out / folder / "predictions.npz").exists() for folder in folders)
             assert line["commit"]
             assert line["torch"]
 
@@ -215,15 +290,13 @@ def run(folder: Path, *flags: str) -> int:
 def test_trials_in_processes_have_the_results_of_trials_in_this_one(execution: Execution) -> None:
     """A worker loads the images by name, and has to hold out the same ones."""
     apart = dataclasses.replace(execution, out=execution.out.parent / "apart")
-    here = tune_methods(RECIPE, METHODS, 1, execution=execution)
-    tune_methods(RECIPE, METHODS[:1], 1, execution=apart)  # so that one process is started, not two
-    there = tune_methods(RECIPE, METHODS, 1, execution=dataclasses.replace(apart, workers=2))
+    here = tune_methods(RECIPE, METHODS, 1, execution=execution, parts=2)
+    tune_methods(RECIPE, METHODS[:1], 1, execution=apart, parts=2)  # so that one process is started, not two
+    there = tune_methods(RECIPE, METHODS, 1, execution=dataclasses.replace(apart, workers=2), parts=2)
     assert scores(here.trials) == scores(there.trials)
     for one, other in zip(here.trials, there.trials, strict=True):
-        assert one.row is not None
-        assert other.row is not None
-        assert one.row["fingerprint"] == other.row["fingerprint"]
-    assert other.row["at_once"] == 2  # not in this process
+        assert [row["fingerprint"] for row in one.rows] == [row["fingerprint"] for row in other.rows]
+    assert {row["at_once"] for row in other.rows} == {2}  # not in this process
 
 
 def test_the_command_tunes_then_compares_and_a_second_one_trains_nothing(
@@ -232,14 +305,14 @@ def test_the_command_tunes_then_compares_and_a_second_one_trains_nothing(
     assert run(tmp_path, "--tune", "2") == 0
     out, err = capsys.readouterr()
     assert "tuned: lr," in out
-    assert "2 trials per method, on 60 training images and 20 for validation" in err
-    assert "mixup trial 2 of 2: accuracy" in err
+    assert "2 trials per method, each trained on 4 times 60 training images, the other 20 for val" in err
+    assert "mixup trial 2 of 2 part 4: accuracy" in err
     comparison = read_comparison(tmp_path / "tuned" / "comparison.json")
     assert set(comparison.tuned) == {"erm", "mixup"}
     for row in comparison.rows:
         assert row["lr"] == comparison.recipe_of(row["method"]).lr
     before = result_times(tmp_path)
-    assert len(before) == 8
+    assert len(before) == 2 * 2 * 4 + 4
     assert run(tmp_path, "--tune", "2") == 0
     assert "all runs are finished" in capsys.readouterr().err
     assert result_times(tmp_path) == before
@@ -250,6 +323,9 @@ def test_the_command_tunes_then_compares_and_a_second_one_trains_nothing(
     [
         (["--tune", "0"], "tune must be at least 1 trial per method, got 0"),
         (["--tune", "-3"], "tune must be at least 1 trial per method, got -3"),
+        (["--tune-parts", "2"], "--tune-parts 2 is a setting of --tune; add --tune 10"),
+        (["--tune", "2", "--tune-parts", "5"], "--tune-parts must be from 1 to 4, got 5"),
+        (["--tune", "2", "--tune-parts", "0"], "--tune-parts must be from 1 to 4, got 0"),
         (["--tune", "2", "--budget", "5m"], "--tune 2 and --budget 5m cannot be combined"),
         (["--tune", "2", "--folds", "3"], "--tune 2 and --folds 3 cannot be combined"),
         (
@@ -272,8 +348,9 @@ def test_numbers_that_cannot_be_tuned_are_refused(
 
 def test_the_name_of_a_comparison_depends_on_tuning() -> None:
     given: tuple[Any, ...] = (RECIPE, "quick", METHODS, (0, 1), "mixup", "0" * 12)
-    names = {comparison_name(*given), comparison_name(*given, 5), comparison_name(*given, 10)}
-    assert len(names) == 3
+    names = {comparison_name(*given, *tuning) for tuning in ((), (5,), (10,), (10, 4))}
+    assert len(names) == 4
+    assert comparison_name(*given, 10, 1) == comparison_name(*given, 10)
 
 
 def test_starting_over_deletes_trials_and_tuned_runs_but_no_others(tmp_path: Path) -> None:
@@ -286,7 +363,7 @@ def test_starting_over_deletes_trials_and_tuned_runs_but_no_others(tmp_path: Pat
     assert after.keys() == before.keys()
     trials = {path for path in after if "trials" in path.parts}
     tuned = {path for path in after if path not in trials and path not in untuned}
-    assert len(trials) == 2
+    assert len(trials) == 2 * 4
     assert all(after[path] > before[path] for path in trials | tuned)
     if tuned:  # otherwise the recipe's own values were chosen, and these are the tuned runs
         assert untuned.items() <= after.items()

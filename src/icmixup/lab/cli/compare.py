@@ -94,7 +94,10 @@ class CompareFlags(RecipeGroups):
     many folds, each of which is tested by networks trained on the others. Takes as many times longer."""
     tune: int | None = None
     """Trials per method to choose its learning rate, weight decay, alpha, and strength of logit adjustment on
-    a quarter of the training images, before it is trained with all seeds on all of them."""
+    held-out training images, before it is trained with all seeds on all of them."""
+    tune_parts: int | None = None
+    """Quarters of the training images that each trial is scored on in turn, from 1 to 4, one run for each. By
+    default all 4 if a quarter has fewer than 1,000 images, otherwise 1."""
     recipe: RecipeName | None = None
     """Starting point that other flags modify: the paper's recipe; a strong recipe of today; long-tail, for
     long tails of small images; quick, for a laptop and tiny images; finetune, for pretrained weights; or
@@ -184,7 +187,16 @@ def run_compare(flags: CompareFlags, recipe_name: str, given: Collection[str] = 
     trials, tuned = trials_left(flags, plan)
     recipes = comparison_recipes(recipe, methods, seeds, tuned)
     named_seeds = seeds if (mode := seeds_mode(flags)) is None else (mode, *seeds)
-    name = comparison_name(recipe, recipe_name, methods, named_seeds, baseline, data.fingerprint, flags.tune)
+    name = comparison_name(
+        recipe,
+        recipe_name,
+        methods,
+        named_seeds,
+        baseline,
+        data.fingerprint,
+        flags.tune,
+        tuning_parts(flags, plan),
+    )
     folder = comparison_folder(flags.out, name if flags.name is None else flags.name)
     if flags.where.fresh and flags.tune is None:
         delete_runs(recipes, execution)
@@ -265,14 +277,24 @@ def make_plan(
 
 
 def trials_left(flags: CompareFlags, plan: ComparisonPlan) -> tuple[int, Tuned | None]:
-    """Trials that are not finished, and the tuned values if all are."""
+    """Runs of trials that are not finished, and the tuned values if all are."""
     if flags.tune is None:
         return 0, None
     if flags.where.fresh:
-        return flags.tune * len(plan.methods), None
+        return flags.tune * len(plan.methods) * tuning_parts(flags, plan), None
     from icmixup.lab.comparison.tuning import count_unfinished
 
-    return count_unfinished(plan.recipe, plan.methods, flags.tune, plan.execution)
+    return count_unfinished(plan.recipe, plan.methods, flags.tune, plan.execution, flags.tune_parts)
+
+
+def tuning_parts(flags: CompareFlags, plan: ComparisonPlan) -> int:
+    """How many parts of the training images are held out in turn; 1 without --tune."""
+    if flags.tune is None:
+        return 1
+    from icmixup.lab.comparison.tuning import count_parts
+
+    assert plan.execution.dataset is not None
+    return count_parts(plan.execution.dataset, flags.tune_parts)
 
 
 def tune(flags: CompareFlags, plan: ComparisonPlan, folder: Path) -> Tuned:
@@ -282,7 +304,16 @@ def tune(flags: CompareFlags, plan: ComparisonPlan, folder: Path) -> Tuned:
 
     assert flags.tune is not None
     recipe, methods, seeds, fresh = plan.recipe, plan.methods, plan.seeds, flags.where.fresh
-    tuned = run_tuning(recipe, methods, flags.tune, folder, plan.execution, seeds=len(seeds), fresh=fresh)
+    tuned = run_tuning(
+        recipe,
+        methods,
+        flags.tune,
+        folder,
+        plan.execution,
+        parts=flags.tune_parts,
+        seeds=len(seeds),
+        fresh=fresh,
+    )
     if fresh:
         delete_runs(comparison_recipes(recipe, methods, seeds, tuned), plan.execution)
     return tuned
@@ -314,7 +345,7 @@ def make_overview(plan: ComparisonPlan, recipe_name: str, runs: int, flags: Comp
         seconds=seconds,
         adaptive=flags.seeds == "auto",
         budget=plan.budget,
-        tuning="" if flags.tune is None else describe_tuning(flags.tune, plan.execution),
+        tuning="" if flags.tune is None else describe_tuning(flags.tune, flags.tune_parts, plan.execution),
         tested=None if plan.recipe.folds is None else count_images(plan.execution),
     )
 
@@ -496,7 +527,7 @@ def check_compare(flags: CompareFlags) -> tuple[str, ...]:
             raise ValueError(
                 "--budget measures this machine, not a Ray cluster; with --engine ray use --epochs"
             )
-    check_tune(flags.tune, flags.budget, flags.folds, world_size())
+    check_tune(flags.tune, flags.tune_parts, flags.budget, flags.folds, world_size())
     check_execution(flags.execution())
     if flags.name is not None:
         comparison_folder(flags.out, flags.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,19 +11,22 @@ from icmixup.lab.cli.terminal import is_first_rank, print_note, stderr_console
 
 if TYPE_CHECKING:
     from icmixup.lab.comparison.compare import Tuned
-    from icmixup.lab.comparison.tuning import Trial, Tuning
+    from icmixup.lab.comparison.tuning import Batch, Tuning
     from icmixup.lab.sweep.progress import Display
     from icmixup.lab.training.execution import Execution
     from icmixup.lab.training.recipe import Recipe
 
 
-def check_tune(number: int | None, budget: str | None, folds: int | None, ranks: int) -> None:
+def check_tune(
+    number: int | None, parts: int | None, budget: str | None, folds: int | None, ranks: int
+) -> None:
     """Raise a ValueError for a number of trials, or other flags, that cannot be used; loads no data."""
+    if number is not None or parts is not None:
+        from icmixup.lab.comparison.tuning import check_trials
+
+        check_trials(number, parts)
     if number is None:
         return
-    from icmixup.lab.comparison.tuning import check_trials
-
-    check_trials(number)
     if budget is not None:
         raise ValueError(
             f"--tune {number} and --budget {budget} cannot be combined; use --epochs to shorten all runs"
@@ -37,14 +40,18 @@ def check_tune(number: int | None, budget: str | None, folds: int | None, ranks:
         raise ValueError("--tune is not available under torchrun; start icmixup without it")
 
 
-def describe_tuning(number: int, execution: Execution) -> str:
+def describe_tuning(number: int, parts: int | None, execution: Execution) -> str:
     """One line for the overview; a ValueError if there can be no validation part."""
+    from icmixup.lab.comparison.tuning import count_parts
     from icmixup.lab.datasets import validation_dataset
 
     assert execution.dataset is not None
-    part = validation_dataset(execution.dataset)
+    part, turns = validation_dataset(execution.dataset), count_parts(execution.dataset, parts)
+    trials = f"{number} trial{'s' * (number > 1)} per method, "
+    if turns == 1:
+        return f"{trials}on {len(part.train):,} training images and {len(part.test):,} for validation"
     return (
-        f"{number} trial{'s' * (number > 1)} per method, on {len(part.train):,} training images and "
+        f"{trials}each trained on {turns} times {len(part.train):,} training images, the other "
         f"{len(part.test):,} for validation"
     )
 
@@ -56,6 +63,7 @@ def run_tuning(
     folder: Path,
     execution: Execution,
     *,
+    parts: int | None,
     seeds: int,
     fresh: bool,
 ) -> Tuned:
@@ -63,6 +71,7 @@ def run_tuning(
 
     Args:
         folder: of the comparison.
+        parts: how many parts of the training images are held out in turn.
         seeds: per method, which are trained afterwards.
     """
     from icmixup.lab.comparison.tuning import tune_methods, write_tuning
@@ -71,17 +80,16 @@ def run_tuning(
 
     final = seeds * sum(work(dataclasses.replace(recipe, method=method)) for method in methods)
 
-    def show(trials: Sequence[Trial], finished: Collection[Recipe], left: int) -> Display:
-        recipes = [trial.recipe for trial in trials]
-        numbers = {trial.recipe: trial.number + 1 for trial in reversed(trials)}
-        each = sum(work(one) for one in recipes) / len(recipes)
+    def show(batch: Batch) -> Display:
+        recipes = [trial.recipe for trial in batch.trials]
+        each = sum(work(one) for one in recipes) / max(1, len(recipes))
         return Display(
             recipes,
             stderr_console(),
             work=work,
-            finished=finished,
-            title=lambda one: f"{one.method} trial {numbers[one]} of {number}",
-            later=left * each + final,
+            finished=batch.finished,
+            title=batch.title_of(number),
+            later=batch.later * each + final,
         )
 
     def write(tuning: Tuning) -> None:
@@ -89,7 +97,7 @@ def run_tuning(
             write_tuning(tuning, folder)
 
     tuning = tune_methods(
-        recipe, methods, number, execution=execution, show=show, on_round=write, fresh=fresh
+        recipe, methods, number, execution=execution, parts=parts, show=show, on_round=write, fresh=fresh
     )
     for line in describe_choices(recipe, tuning):
         print_note(line)

@@ -7,7 +7,7 @@ import multiprocessing
 import re
 import sys
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from numbers import Integral
@@ -34,7 +34,7 @@ from icmixup.lab.comparison.compare import (
 from icmixup.lab.comparison.compare import compare as compare_recipes
 from icmixup.lab.comparison.overview import Overview, describe_comparison
 from icmixup.lab.comparison.result import ComparisonResult
-from icmixup.lab.comparison.tuning import Trial, tune_methods, write_tuning
+from icmixup.lab.comparison.tuning import Batch, check_trials, count_parts, tune_methods, write_tuning
 from icmixup.lab.datasets import Dataset, Examples
 from icmixup.lab.datasets.arrays import Data, Transform, make_dataset
 from icmixup.lab.datasets.examples import is_channels_last
@@ -82,6 +82,7 @@ def compare(
     optimizer: str = "sgd",
     baseline: str | None = None,
     tune: int | None = None,
+    tune_parts: int | None = None,
     transform: Transform | None = None,
     test_transform: Transform | None = None,
     class_names: Sequence[str] | None = None,
@@ -113,7 +114,9 @@ def compare(
         optimizer: "sgd" or "adamw". Without `lr`, SGD starts at 0.05 and AdamW at 0.001.
         baseline: method that differences refer to; "mixup" if it is compared, otherwise the first.
         tune: trials per method to choose learning rate, weight decay, alpha, and strength of logit adjustment
-            on a quarter of the training data, before all seeds are trained on all of it.
+            on held-out training data, before all seeds are trained on all of it.
+        tune_parts: quarters of the training data that each trial is scored on in turn, from 1 to 4, one run
+            for each; by default all 4 if a quarter has fewer than 1,000 examples, otherwise 1.
         transform: applied to every training input whenever it is read, before it is mixed; may be random. It
             gets a tensor, (channels, H, W) uint8 for images.
         test_transform: the same for test inputs; must not be random.
@@ -131,6 +134,8 @@ def compare(
     """
     check_starting(workers)
     check_choice("intervals", intervals, INTERVALS)
+    with errors_about_arguments():
+        check_trials(tune, tune_parts)
     data = make_dataset(
         name,
         train,
@@ -155,7 +160,9 @@ def compare(
             definitions=definitions,
         )
         check_execution(execution)
-        plan = Plan(recipe, names, seed_list(seeds), pick_baseline(names, baseline), execution, tune)
+        plan = Plan(
+            recipe, names, seed_list(seeds), pick_baseline(names, baseline), execution, tune, tune_parts
+        )
         return ComparisonResult(plan.run(intervals, progress), plan.folder, definitions)
 
 
@@ -193,6 +200,7 @@ class Plan:
     baseline: str
     execution: Execution
     tune: int | None
+    tune_parts: int | None
 
     @property
     def data(self) -> Dataset:
@@ -205,8 +213,9 @@ class Plan:
         recipes = [dataclasses.replace(self.recipe, method=method) for method in self.methods]
         identities = [identify(recipe, self.data, "cpu") for recipe in recipes]
         meaning = " ".join(f"{identity.data} {identity.model} {identity.method}" for identity in identities)
+        parts = 1 if self.tune is None else count_parts(self.data, self.tune_parts)
         name = comparison_name(
-            self.recipe, RECIPE_NAME, self.methods, self.seeds, self.baseline, meaning, self.tune
+            self.recipe, RECIPE_NAME, self.methods, self.seeds, self.baseline, meaning, self.tune, parts
         )
         return comparison_folder(self.execution.out, name)
 
@@ -252,15 +261,13 @@ class Plan:
         return Display(recipes, console, work=work, finished=find_finished(recipes, self.execution))
 
     def tuned(self, number: int, console: Console) -> Tuned:
-        def show(trials: Sequence[Trial], finished: Collection[Recipe], left: int) -> Display:
-            numbers = {trial.recipe: trial.number + 1 for trial in reversed(trials)}
-            later = left + len(self.methods) * len(self.seeds)
+        def show(batch: Batch) -> Display:
             return Display(
-                [trial.recipe for trial in trials],
+                [trial.recipe for trial in batch.trials],
                 console,
-                finished=finished,
-                title=lambda one: f"{one.method} trial {numbers[one]} of {number}",
-                later=later,
+                finished=batch.finished,
+                title=batch.title_of(number),
+                later=batch.later + len(self.methods) * len(self.seeds),
             )
 
         tuning = tune_methods(
@@ -268,6 +275,7 @@ class Plan:
             self.methods,
             number,
             execution=self.execution,
+            parts=self.tune_parts,
             show=show,
             on_round=lambda done: write_tuning(done, self.folder),
         )

@@ -356,6 +356,7 @@ def comparison_name(
     baseline: str,
     data: str,
     tune: int | None = None,
+    tune_parts: int = 1,
 ) -> str:
     """A folder name of a comparison: data, model and recipe, and a key of everything else that defines it.
 
@@ -363,9 +364,10 @@ def comparison_name(
         seeds: with "auto" among them if they are added one by one.
         data: fingerprint of the images.
         tune: trials per method, if values are tuned.
+        tune_parts: parts of the training images that trials are scored on.
     """
     plain = dataclasses.replace(recipe, dataset="", method="erm", seed=0)
-    tuning = [] if tune is None else [f"tune {tune}"]
+    tuning = [] if tune is None else [f"tune {tune}" + f" parts {tune_parts}" * (tune_parts > 1)]
     parts = json.dumps([plain.key, list(methods), list(seeds), baseline, data, *tuning])
     key = hashlib.sha256(parts.encode()).hexdigest()[:6]
     recipe_name += "" if tune is None else "-tuned"

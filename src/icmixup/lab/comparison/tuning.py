@@ -1,9 +1,10 @@
 """--tune N: the values of each method that matter most, chosen on a part of the training images.
 
-Every method gets the same number of trials. A trial is an ordinary run, in the folder `trials` beside the
-other runs: it trains on three quarters of the training images and is scored on the rest, never on the test
-set. The first trial of each method has the recipe's own values, so the choice is never worse than those on
-the validation images.
+Every method gets the same number of trials. A trial consists of ordinary runs, in the folder `trials` beside
+the others: each trains on three quarters of the training images and is scored on the rest, never on the test
+set. Where a quarter has few images, each of them is held out in turn, four runs a trial: the best of ten
+trials on a hundred images is mostly the luckiest. The first trial of each method has the recipe's own values,
+so the choice is never worse than those on the validation images.
 
 Trials are suggested by Optuna, with a seeded sampler, in rounds of a fixed size: a second command suggests
 the same ones, and finds their runs finished.
@@ -28,7 +29,7 @@ from typing import NamedTuple
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution
 
-from icmixup.lab.datasets import Dataset, validation_dataset
+from icmixup.lab.datasets import VALIDATION_PARTS, Dataset, validation_dataset
 from icmixup.lab.sweep import delete_runs, find_finished, run_recipes
 from icmixup.lab.sweep.progress import Display
 from icmixup.lab.training.execution import Execution
@@ -41,19 +42,22 @@ TUNING_FILE = "tuning.csv"
 SPANS = {"lr": 10.0, "weight_decay": 10.0, "alpha": 8.0, "adjust_tau": 3.0}
 ROUND = 5  # trials of each method that are suggested before the results of the next ones are known
 DIGITS = 3  # of suggested values
+ENOUGH_IMAGES = 1000  # in one part, for trials to be scored on that part alone
 Values = Mapping[str, float]  # fields of a recipe and their tuned values
+Rows = Mapping[Recipe, Row]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One set of values, and its result on the validation images."""
+    """One set of values, and its results on the validation images."""
 
     method: str
     number: int  # from 0, which has the recipe's own values
     recipe: Recipe
     suggested: optuna.Trial = field(repr=False, compare=False)
     score: float | None = None  # mean accuracy over classes, percent; None without a result
-    row: Row | None = field(default=None, repr=False)
+    accuracy: float | None = None  # over images, percent
+    rows: tuple[Row, ...] = field(default=(), repr=False)  # one for each part that was held out
     reason: str = ""  # why there is no result
 
     @property
@@ -68,12 +72,24 @@ class Tuning(NamedTuple):
     trials: tuple[Trial, ...]
     best: dict[str, Values]
     number: int  # of trials per method
-    train_images: int
-    validation_images: int
+    parts: tuple[Dataset, ...]  # each holds out other training images
 
 
-# Called with the trials of a round, those of them that are finished, and the number of trials after it.
-ShowTrials = Callable[[Sequence[Trial], Collection[Recipe], int], AbstractContextManager[Display | None]]
+class Batch(NamedTuple):
+    """Runs that are trained together: the trials of a round, with one part held out."""
+
+    trials: Sequence[Trial]
+    finished: Collection[Recipe]
+    later: int  # number of runs that come after these
+    part: str  # " part 2" if there are several parts
+
+    def title_of(self, number: int) -> Callable[[Recipe], str]:
+        """The display name of a run, given the number of trials per method."""
+        numbers = {trial.recipe: trial.number + 1 for trial in reversed(self.trials)}
+        return lambda recipe: f"{recipe.method} trial {numbers[recipe]} of {number}{self.part}"
+
+
+ShowTrials = Callable[[Batch], AbstractContextManager[Display | None]]
 
 
 def tune_methods(
@@ -82,6 +98,7 @@ def tune_methods(
     number: int,
     *,
     execution: Execution,
+    parts: int | None = None,
     show: ShowTrials | None = None,
     on_round: Callable[[Tuning], object] | None = None,
     fresh: bool = False,
@@ -92,39 +109,54 @@ def tune_methods(
         recipe: everything but the method; all trials have its seed.
         number: trials per method, at least 1.
         execution: with its dataset, of which the test set is not used.
-        show: its display shows the progress of a round.
+        parts: how many parts of the training images are held out, one after the other, from 1 to 4; by
+            default as count_parts says.
+        show: its display shows the progress of a batch.
         on_round: called after each round with the trials so far.
         fresh: delete existing trials first.
     """
-    check_trials(number)
-    tuner = Tuner(recipe, methods, number, execution)
+    check_trials(number, parts)
+    tuner = Tuner(recipe, methods, number, execution, parts)
     while asked := tuner.ask():
-        recipes = [trial.recipe for trial in asked]
         if fresh:
-            delete_runs(recipes, tuner.execution)
-        with tuner.show(asked, show) as display:
-            tuner.tell(asked, *run_trials(recipes, tuner.execution, display))
+            for each in tuner.executions:
+                delete_runs([trial.recipe for trial in asked], each)
+        tuner.tell(asked, *tuner.run(asked, show))
         if on_round is not None:
             on_round(tuner.tuning())
     return tuner.tuning()
 
 
 def count_unfinished(
-    recipe: Recipe, methods: Sequence[str], number: int, execution: Execution
+    recipe: Recipe, methods: Sequence[str], number: int, execution: Execution, parts: int | None = None
 ) -> tuple[int, dict[str, Values] | None]:
-    """How many trials are still to be trained, and the tuned values if none is."""
-    check_trials(number)
-    tuner = Tuner(recipe, methods, number, execution)
+    """How many runs of trials are still to be trained, and the tuned values if none is."""
+    check_trials(number, parts)
+    tuner = Tuner(recipe, methods, number, execution, parts)
     while asked := tuner.ask():
-        rows = find_finished([trial.recipe for trial in asked], tuner.execution)
-        missing = [trial for trial in asked if trial.recipe not in rows]
+        recipes = [trial.recipe for trial in asked]
+        rows = [find_finished(recipes, each) for each in tuner.executions]
+        missing = sum(len(asked) - len(found) for found in rows)
         if missing:
-            return len(missing) + tuner.left(), None
-        tuner.tell(asked, {trial.recipe: rows[trial.recipe] for trial in asked}, {})
+            return missing + tuner.left(), None
+        tuner.tell(asked, rows, {})
     return 0, tuner.tuning().best
 
 
-def check_trials(number: int) -> None:
+def count_parts(data: Dataset, parts: int | None = None) -> int:
+    """How many parts of the training images are held out in turn: all of them if each has few images."""
+    few = len(data.train) < ENOUGH_IMAGES * VALIDATION_PARTS
+    return (VALIDATION_PARTS if few else 1) if parts is None else parts
+
+
+def check_trials(number: int | None, parts: int | None = None) -> None:
+    """Raise a ValueError for settings of tuning that cannot be used; None is none."""
+    if number is None:
+        if parts is not None:
+            raise ValueError(f"--tune-parts {parts} is a setting of --tune; add --tune 10, or leave it out")
+        return
+    if parts is not None and not 1 <= parts <= VALIDATION_PARTS:
+        raise ValueError(f"--tune-parts must be from 1 to {VALIDATION_PARTS}, got {parts}")
     if number < 1:
         raise ValueError(
             f"tune must be at least 1 trial per method, got {number}; leave it out to train without tuning"
@@ -156,13 +188,24 @@ def run_trials(
 class Tuner:
     """The searches of all methods, which advance together, round by round."""
 
-    def __init__(self, recipe: Recipe, methods: Sequence[str], number: int, execution: Execution) -> None:
-        assert execution.dataset is not None
-        self.number, self.part = number, validation_dataset(execution.dataset)
-        check_part(recipe, self.part, len(execution.dataset.train))
-        self.execution = replace(
-            execution, out=execution.out / TRIALS_FOLDER, dataset=self.part, validation=True
-        )
+    def __init__(
+        self,
+        recipe: Recipe,
+        methods: Sequence[str],
+        number: int,
+        execution: Execution,
+        parts: int | None = None,
+    ) -> None:
+        data = execution.dataset
+        assert data is not None
+        self.number = number
+        self.parts = tuple(validation_dataset(data, part) for part in range(count_parts(data, parts)))
+        for part in self.parts:
+            check_part(recipe, part, len(data.train))
+        trials = replace(execution, out=execution.out / TRIALS_FOLDER)
+        self.executions = [
+            replace(trials, dataset=part, validation=number) for number, part in enumerate(self.parts)
+        ]
         self.searches = [Search(replace(recipe, method=method)) for method in methods]
         self.trials: list[Trial] = []
 
@@ -172,28 +215,40 @@ class Tuner:
         asked = [search.ask(size) for search in self.searches]
         return [trial for trials in zip(*asked, strict=True) for trial in trials]
 
-    def tell(self, asked: Sequence[Trial], rows: Mapping[Recipe, Row], lost: Mapping[Recipe, str]) -> None:
-        told = [add_result(trial, rows.get(trial.recipe), lost.get(trial.recipe, "")) for trial in asked]
+    def run(self, asked: Sequence[Trial], show: ShowTrials | None) -> tuple[list[Rows], dict[Recipe, str]]:
+        """The rows of a round with each part held out, and why trials have none: those are not continued."""
+        found: list[Rows] = []
+        lost: dict[Recipe, str] = {}
+        for number, execution in enumerate(self.executions):
+            trials = [trial for trial in asked if trial.recipe not in lost]
+            recipes = [trial.recipe for trial in trials]
+            later = (len(self.executions) - number - 1) * len(trials) + self.left()
+            part = f" part {number + 1}" if len(self.executions) > 1 else ""
+            batch = Batch(trials, find_finished(recipes, execution), later, part)
+            with nullcontext() if show is None else show(batch) as display:
+                rows, without = run_trials(recipes, execution, display)
+            found.append(rows)
+            lost |= without
+        return found, lost
+
+    def tell(self, asked: Sequence[Trial], rows: Sequence[Rows], lost: Mapping[Recipe, str]) -> None:
+        def result(trial: Trial) -> Trial:
+            if any(trial.recipe not in found for found in rows):
+                return replace(trial, reason=lost.get(trial.recipe, ""))
+            return add_result(trial, [found[trial.recipe] for found in rows], self.parts)
+
+        told = [result(trial) for trial in asked]
         for search in self.searches:
             search.tell([trial for trial in told if trial.method == search.recipe.method])
         self.trials += told
 
-    def show(self, asked: Sequence[Trial], show: ShowTrials | None) -> AbstractContextManager[Display | None]:
-        """The display of a round."""
-        if show is None:
-            return nullcontext()
-        finished = find_finished([trial.recipe for trial in asked], self.execution)
-        return show(asked, finished, self.left())
-
     def left(self) -> int:
-        """Trials that have not been asked for."""
-        return sum(self.number - search.asked for search in self.searches)
+        """Runs of trials that have not been asked for."""
+        return len(self.parts) * sum(self.number - search.asked for search in self.searches)
 
     def tuning(self) -> Tuning:
         best = {search.recipe.method: pick_best(search.trials) for search in self.searches}
-        return Tuning(
-            tuple(self.trials), best, self.number, len(self.part.train.labels), len(self.part.test.labels)
-        )
+        return Tuning(tuple(self.trials), best, self.number, self.parts)
 
 
 def check_part(recipe: Recipe, part: Dataset, images: int) -> None:
@@ -257,14 +312,22 @@ def round_digits(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def add_result(trial: Trial, row: Row | None, reason: str) -> Trial:
-    score = None if row is None else mean_class_accuracy(row)
-    return replace(trial, score=score, row=row, reason=reason)
+def add_result(trial: Trial, rows: Sequence[Row], parts: Sequence[Dataset]) -> Trial:
+    """The trial with its rows, one for each part; its score counts every validation image once.
 
-
-def mean_class_accuracy(row: Row) -> float:
-    """Mean accuracy over classes: the validation images of a long tail are a long tail, too."""
-    return fmean(accuracy for accuracy in row["class_accuracies"] if accuracy is not None)
+    The score is the mean accuracy over classes: the validation images of a long tail are a long tail, too.
+    """
+    sizes = [part.test.labels.bincount(minlength=part.num_classes).tolist() for part in parts]
+    right = [
+        sum(
+            (row["class_accuracies"][label] or 0.0) * size[label]
+            for row, size in zip(rows, sizes, strict=True)
+        )
+        for label in range(parts[0].num_classes)
+    ]
+    images = [sum(of_class) for of_class in zip(*sizes, strict=True)]
+    score = fmean(share / count for share, count in zip(right, images, strict=True) if count)
+    return replace(trial, score=score, accuracy=sum(right) / sum(images), rows=tuple(rows))
 
 
 def pick_best(trials: Sequence[Trial]) -> Values:
@@ -318,13 +381,15 @@ def is_chosen(trial: Trial, method: str, values: Values) -> bool:
 
 
 def trial_columns(trial: Trial) -> dict[str, object]:
-    row = trial.row or {}
+    row = trial.rows[0] if trial.rows else {}
     return {
         "trial": trial.number,
         **trial.values,
-        "mean_class_accuracy": "" if trial.score is None else round(trial.score, 4),
-        "status": "finished" if trial.row is not None else f"no result: {trial.reason}",
+        "status": "finished" if trial.rows else f"no result: {trial.reason}",
         **{name: row[name] for name in TRIAL_COLUMNS if name in row and name not in trial.values},
+        "mean_class_accuracy": "" if trial.score is None else round(trial.score, 4),
+        "accuracy": "" if trial.accuracy is None else round(trial.accuracy, 4),
+        "minutes": round(sum(row["minutes"] for row in trial.rows), 4) if trial.rows else "",
         "method": trial.method,
-        "folder": f"{TRIALS_FOLDER}/{row['folder']}" if "folder" in row else "",
+        "folder": " ".join(f"{TRIALS_FOLDER}/{row['folder']}" for row in trial.rows),
     }

@@ -40,6 +40,7 @@ from icmixup.lab.datasets.hub import PREFIX, list_hub, read_hub
 from icmixup.lab.datasets.photos import Photos
 from icmixup.lab.datasets.preprocessing import Preprocessing
 from icmixup.lab.datasets.subsets import (
+    VALIDATION_PARTS,
     Dataset,
     DataSpec,
     Source,
@@ -57,6 +58,7 @@ from icmixup.lab.datasets.subsets import (
 __all__ = [
     "DATASETS",
     "STATISTICS",
+    "VALIDATION_PARTS",
     "DataSpec",
     "Dataset",
     "Examples",

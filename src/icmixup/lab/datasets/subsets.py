@@ -24,7 +24,7 @@ from icmixup.lab.datasets.photos import Photos
 
 HOLD_OUT_SEED = 20231120  # must never change: all runs have to be tested on the same held-out images
 MEASURED_PHOTOS = 512
-VALIDATION_PARTS = 4  # one of them is held out for tuning
+VALIDATION_PARTS = 4  # of the training images; tuning holds out one of them, or each in turn
 DEIC_TRAIN, DEIC_TOTAL = 30, 50  # images per class in a split of the DEIC benchmark; 20 are for validation
 
 
@@ -265,10 +265,15 @@ def draw_subset(labels: Tensor, counts: Tensor, seed: int) -> Tensor:
     Returns:
         (counts.sum(),) rows, ascending.
     """
+    return (shuffled_ranks(labels, seed) < counts[labels]).nonzero().squeeze(1)
+
+
+def shuffled_ranks(labels: Tensor, seed: int) -> Tensor:
+    """The place of each image in a random order of its class, from 0: (N,) int64 in and out."""
     shuffle = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     ranks = torch.empty_like(labels)
     ranks[shuffle] = class_ranks(labels[shuffle])
-    return (ranks < counts[labels]).nonzero().squeeze(1)
+    return ranks
 
 
 def draw_ldam_subset(labels: Tensor, counts: Tensor, seed: int) -> Tensor:
@@ -320,10 +325,14 @@ def hold_out(split: Split, class_names: Sequence[str], parts: int) -> tuple[Spli
     return split[kept.nonzero().squeeze(1)], split[rows]
 
 
-def validation_dataset(data: Dataset) -> Dataset:
-    """The training part of a dataset alone: one in VALIDATION_PARTS images of each class is for testing.
+def validation_dataset(data: Dataset, part: int = 0) -> Dataset:
+    """The training images alone: one of their VALIDATION_PARTS parts is for testing, the others for training.
 
-    Every class needs an image in both parts. The normalisation is that of all training images.
+    Every class has images to train on, and to test on in part 0; of a class with fewer than VALIDATION_PARTS
+    images some parts have none. The normalisation is that of all training images.
+
+    Args:
+        part: from 0. Each training image is in one of the parts.
     """
     counts = data.class_counts.cpu()
     single = (counts < 2).nonzero().flatten().tolist()
@@ -335,9 +344,18 @@ def validation_dataset(data: Dataset) -> Dataset:
             f"have a single training image: {named}{more} (the largest class has {int(counts.max())}); "
             "tuning needs at least 2 images of each class: add images, or leave out these classes"
         )
-    train, validation = hold_out(data.train.to("cpu"), data.class_names, VALIDATION_PARTS)
+    images = data.train.to("cpu")
+    first = (counts / VALIDATION_PARTS).round().long().clamp(min=1)
+    others = (counts - first) / (VALIDATION_PARTS - 1)
+    start = first + ((part - 1) * others).round().long() if part else torch.zeros_like(first)
+    stop = first + (part * others).round().long()
+    ranks = shuffled_ranks(images.labels, HOLD_OUT_SEED)
+    held = (start[images.labels] <= ranks) & (ranks < stop[images.labels])
     return replace(
-        data, train=train, test=validation, split_by=f"1 in {VALIDATION_PARTS} training images held out"
+        data,
+        train=images[(~held).nonzero().squeeze(1)],
+        test=images[held.nonzero().squeeze(1)],
+        split_by=f"part {part + 1} of {VALIDATION_PARTS} of the training images held out",
     )
 
 

@@ -40,8 +40,8 @@ def training_data(recipe: Recipe, execution: Execution) -> Dataset:
     if recipe.train == "head" and not data.is_features:
         folder, device = execution.out / "features", pick_device(execution.device)
         data = feature_dataset(recipe, data, folder, device, show_progress=rank() == 0)
-    if execution.validation and not given:
-        data = validation_dataset(data)
+    if execution.validation is not None and not given:
+        data = validation_dataset(data, execution.validation)
     if not given:
         check_fingerprint(recipe, data, execution.fingerprint)
     return data if recipe.fold is None else take_fold(data, recipe.data)

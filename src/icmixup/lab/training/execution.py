@@ -40,9 +40,9 @@ class Execution:
     """Images of all runs, if already loaded; other processes load them again."""
     definitions: Definitions | None = field(default=None, repr=False, compare=False)
     """Networks and methods given in Python; they must be registered in this process."""
-    validation: bool = False
-    """Train on a part of the training images and test on the others, for tuning; if `dataset` is given, it
-    must be that part already."""
+    validation: int | None = None
+    """For tuning: test on this part of the training images, and train on the others (validation_dataset); if
+    `dataset` is given, it must be that part already."""
     # Set for each worker by the sweep.
     packed: bytes | None = field(default=None, repr=False)
     """Definitions and dataset for another process, as a pickle."""
