@@ -239,9 +239,7 @@ def test_only_transformers_have_layer_decay_by_default() -> None:
 
 def test_the_features_of_a_network_are_the_input_of_its_classifier() -> None:
     assert classifier_of(build_model(MODEL, 5, seed=0), MODEL).in_features == 1280
-    with pytest.raises(
-        ValueError, match=r"and retrain need a network with one linear classifier, .* has 2"
-    ):
+    with pytest.raises(ValueError, match=r"and retrain need a network with one linear classifier, .* has 2"):
         classifier_of(
             build_model("deit_tiny_distilled_patch16_224", 5, seed=0), "deit_tiny_distilled_patch16_224"
         )
