@@ -169,7 +169,7 @@ def test_tuning_is_computed_from_its_rows() -> None:
 
 
 def one_recipe_label(method: str) -> str:
-    """The line of the tables with one recipe where a method stands; what adjusts after training has a chosen tau."""
+    """The line of the tables with one recipe where a method stands; after training, tau is a chosen one."""
     plain = method.removesuffix("-adjusted")
     return f"`{plain}`" if plain == method else f"`{plain}`, then adjusted, tau chosen"
 
@@ -196,7 +196,8 @@ def test_tuned_heads_are_computed_from_their_rows(data: str, heading: str) -> No
 
 def test_soft_targets_then_adjusted_are_compared_with_infinite_class_by_their_rows() -> None:
     found = {one.method: one.difference for one in standings("cifar100_head_tuned.csv", "regmixup-adjusted")}
-    assert f"the same with Infinite Class, is {found['ic-regmixup-adjusted']} relative to it" in flat(FINDINGS)
+    ours = found["ic-regmixup-adjusted"]
+    assert f"the same with Infinite Class, is {ours} relative to it" in flat(FINDINGS)
 
 
 def test_learning_rates_of_heads_are_computed_from_their_rows() -> None:
