@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 import pytest
 import torch
 
 import icmixup as icm
-from icmixup.adjustment import TAUS
+from icmixup.adjustment import TAUS, pick_tau
+from icmixup.calibration import mean_class_nll
 
 COUNTS = torch.tensor([80, 15, 5])
 
@@ -27,23 +30,52 @@ def test_adjusted_probabilities_are_those_of_equally_frequent_classes() -> None:
     torch.testing.assert_close(adjusted, likelihood / likelihood.sum(dim=1, keepdim=True))
 
 
-def test_the_fitted_tau_has_the_best_mean_class_accuracy() -> None:
-    generator = torch.Generator().manual_seed(1)
-    labels = torch.multinomial(COUNTS.float(), 2000, replacement=True, generator=generator)
-    scores = torch.nn.functional.one_hot(labels, 3) + torch.randn(2000, 3, generator=generator)
-    scores = scores + 0.6 * (COUNTS / COUNTS.sum()).log()
+def long_tail(n: int, tau: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Labels with COUNTS, and scores whose best tau is the given one."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.multinomial(COUNTS.float(), n, replacement=True, generator=generator)
+    scores = torch.nn.functional.one_hot(labels, 3) + torch.randn(n, 3, generator=generator)
+    return scores + tau * (COUNTS / COUNTS.sum()).log(), labels
 
-    def accuracy(tau: float) -> float:
-        right = (scores - tau * (COUNTS / COUNTS.sum()).log()).argmax(dim=1) == labels
-        return sum(float(right[labels == c].double().mean()) for c in range(3)) / 3
+
+def test_the_fitted_tau_has_the_lowest_loss() -> None:
+    scores, labels = long_tail(2000, 0.6, seed=1)
+
+    def loss(tau: float) -> float:
+        return mean_class_nll(scores - tau * (COUNTS / COUNTS.sum()).log(), labels)
 
     found = icm.fit_adjustment(scores, labels, COUNTS)
-    assert accuracy(found) == pytest.approx(max(map(accuracy, TAUS)))
-    assert abs(found - 0.6) < 0.25
-    assert accuracy(found) > accuracy(0.0) + 0.05
-    assert (
-        icm.fit_adjustment(torch.zeros(4, 3), torch.tensor([0, 1, 2, 0]), torch.ones(3)) == 1.0
-    )  # all equal
+    assert loss(found) == pytest.approx(min(map(loss, TAUS)))
+    assert found == pytest.approx(0.6, abs=0.1)
+    assert icm.fit_adjustment(3 * scores, labels, COUNTS) == pytest.approx(1.8, abs=0.3)  # their scale counts
+    nothing = icm.fit_adjustment(torch.zeros(4, 3), torch.tensor([0, 1, 2, 0]), torch.ones(3))
+    assert nothing == 1.0  # all equal
+
+
+def accuracy(scores: torch.Tensor, labels: torch.Tensor) -> float:
+    """The mean over classes that have images."""
+    right = (scores.argmax(dim=1) == labels).double()
+    return fmean(float(right[labels == c].mean()) for c in set(labels.tolist()))
+
+
+def test_of_equally_good_taus_the_one_nearest_to_1_is_taken() -> None:
+    assert pick_tau(lambda tau: 0.5) == 1.0
+    assert pick_tau(lambda tau: -1e-12 * tau) == 1.0  # rounding errors
+    assert pick_tau(lambda tau: max(tau - 0.4, 0)) == 0.4
+
+
+def test_on_few_images_it_is_nearer_to_the_best_tau_than_a_choice_by_accuracy() -> None:
+    errors: dict[str, list[float]] = {"loss": [], "accuracy": []}
+    for seed in range(30):
+        scores, labels = long_tail(100, 0.6, seed)
+        accuracies = {tau: accuracy(icm.adjust_scores(scores, COUNTS, tau), labels) for tau in TAUS}
+        chosen = {
+            "loss": icm.fit_adjustment(scores, labels, COUNTS),
+            "accuracy": max(TAUS, key=lambda tau: (accuracies[tau], -abs(tau - 1))),
+        }
+        for name, tau in chosen.items():
+            errors[name].append(abs(tau - 0.6))
+    assert fmean(errors["loss"]) < 0.6 * fmean(errors["accuracy"])
 
 
 def test_a_class_without_held_out_images_does_not_count() -> None:

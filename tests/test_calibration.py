@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
-from icmixup.calibration import FARTHEST, fit_temperature, negative_log_likelihood
+from icmixup.calibration import FARTHEST, fit_temperature, mean_class_nll, negative_log_likelihood
 
 
 def scored(n: int, c: int, temperature: float, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -128,3 +130,37 @@ def test_blocks_of_rows_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bad_input_is_named(scores: Tensor, labels: Tensor, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         fit_temperature(scores, labels)
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 4.0])
+def test_the_loss_over_classes_is_the_lowest_mean_of_their_losses(temperature: float) -> None:
+    scores, labels = scored(60, 4, temperature)
+    labels[labels == 3] = 1  # one class without images, one with many
+    sizes = labels.bincount(minlength=4)
+    assert len(set(sizes.tolist())) == 4
+
+    def loss(t: float) -> float:
+        return sum(negative_log_likelihood(scores / t, labels, of) for of in range(3)) / 3
+
+    def negative_log_likelihood(scaled: Tensor, labels: Tensor, of: int) -> float:
+        own = scaled[labels == of].double()
+        return float((own.logsumexp(dim=1) - own[:, of]).mean())
+
+    found = mean_class_nll(scores, labels)
+    grid = torch.logspace(-2, 2, 2001, dtype=torch.float64).tolist()
+    assert found == pytest.approx(min(map(loss, grid)), abs=1e-5)
+    assert found <= min(map(loss, grid)) + 1e-12
+
+
+def test_the_loss_over_classes_does_not_depend_on_the_scale_or_repeated_images() -> None:
+    scores, labels = scored(80, 3, 2.0)
+    found = mean_class_nll(scores, labels)
+    assert mean_class_nll(100 * scores, labels) == pytest.approx(found)
+    order = torch.cat([torch.arange(80), (labels == 0).nonzero()[:, 0]])  # one class twice
+    assert mean_class_nll(scores[order], labels[order]) == pytest.approx(found)
+    assert mean_class_nll(torch.zeros(80, 3), labels) == pytest.approx(math.log(3))
+
+
+def test_scores_that_are_always_right_have_no_loss() -> None:
+    labels = torch.arange(5)
+    assert mean_class_nll(torch.eye(5), labels) == pytest.approx(0, abs=1e-9)

@@ -542,13 +542,17 @@ METHODS = [
 ADJUSTMENT = [
     ("scores are adjusted the other way", "scores - tau * shift", "scores + tau * shift"),
     ("scores are adjusted with strength 1", "scores - tau * shift", "scores - shift"),
-    ("of several taus the farthest from 1", "-abs(tau - 1)", "abs(tau - 1)"),
+    ("of several taus the farthest from 1", "abs(tau - 1)", "-abs(tau - 1)"),
+    ("rounding errors decide between taus", "round(loss_of(tau), 9)", "loss_of(tau)"),
     ("log n instead of its share", "(counts / counts.sum()).log()", "counts.log()"),
-    (
-        "accuracy over images, not classes",
-        "return float(shares[sizes > 0].mean())",
-        "return float(right.mean())",
-    ),
+]
+
+CALIBRATION = [
+    ("loss over images, not classes", "weights = len(labels) / (", "weights = 1 + 0 * ("),
+    ("loss of the scores as they are", "scores.double() * inverse", "scores.double()"),
+    ("classes without images count", "int((sizes > 0).sum())", "len(sizes)"),
+    ("the temperature of the image-weighted loss", "weight @ mean.squeeze(1)", "mean.sum()"),
+    ("the inverse of the temperature", "return 1 / best_inverse(", "return best_inverse("),
 ]
 
 CHECKS = [
@@ -643,6 +647,7 @@ MODULES = {
     "objective": OBJECTIVE,
     "methods": METHODS,
     "adjustment": ADJUSTMENT,
+    "calibration": CALIBRATION,
     "_checks": CHECKS,
     "inputs": INPUTS,
     "mixer": MIXER,

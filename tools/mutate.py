@@ -43,6 +43,7 @@ TESTS = {
     "objective": ["test_methods.py", "test_hidden.py"],
     "methods": ["test_methods.py"],
     "adjustment": ["test_adjustment.py"],
+    "calibration": ["test_calibration.py"],
     "_checks": ["test_methods.py", "test_loss.py", "test_pairs.py"],
     "inputs": ["test_methods.py", "test_mixer.py"],
     "mixer": ["test_mixer.py"],

@@ -48,41 +48,65 @@ def fit_temperature(scores: Tensor, labels: Tensor) -> float:
     # float64 does not exist on Apple's GPUs.
     device = "cpu" if scores.device.type == "mps" else scores.device
     scores, labels = scores.detach().to(device), labels.to(device)
+    return 1 / best_inverse(scores, labels, torch.ones(len(labels), dtype=torch.float64, device=device))
+
+
+def mean_class_nll(scores: Tensor, labels: Tensor) -> float:
+    """Negative log-likelihood, averaged over classes, at the temperature where it is lowest.
+
+    It compares models, or settings of one, on held-out images: every class counts the same, the scale of the
+    scores does not matter, and on few images it tells settings apart better than their accuracies do.
+
+    Args:
+        scores: (N, C) logits of held-out images.
+        labels: (N,) integers, their classes; a class without images is left out.
+
+    Returns:
+        nats, at least 0; log C for scores that say nothing.
+    """
+    check_scored(scores, labels)
+    scores, labels = scores.detach().cpu(), labels.cpu().long()
+    sizes = torch.bincount(labels, minlength=scores.shape[1])
+    weights = len(labels) / (int((sizes > 0).sum()) * sizes[labels].double())  # (N,), 1 on average
+    inverse = best_inverse(scores, labels, weights)
+    return float((weights * F.cross_entropy(scores.double() * inverse, labels, reduction="none")).mean())
+
+
+def best_inverse(scores: Tensor, labels: Tensor, weights: Tensor) -> float:
+    """The b = 1 / T where the slope of the weighted loss is zero, or the end of its range nearest to that."""
     # In float64: the range of float16 scores may exceed the largest float16.
     scale = (scores.amax(dim=1).double() - scores.amin(dim=1).double()).mean().item()
     if scale == 0:
         return 1.0
-    return 1 / best_inverse(scores, labels, 1 / (FARTHEST * scale), FARTHEST / scale)
-
-
-def best_inverse(scores: Tensor, labels: Tensor, low: float, high: float) -> float:
-    """Where the slope in b = 1 / T is zero, or the end of [low, high] that is nearest to it."""
-    if derivatives(scores, labels, low)[0] >= 0:
+    low, high = 1 / (FARTHEST * scale), FARTHEST / scale
+    if derivatives(scores, labels, weights, low)[0] >= 0:
         return low
-    if derivatives(scores, labels, high)[0] <= 0:
+    if derivatives(scores, labels, weights, high)[0] <= 0:
         return high
     for _ in range(HALVINGS):
         middle = math.sqrt(low * high)
-        rising = derivatives(scores, labels, middle)[0] > 0
+        rising = derivatives(scores, labels, weights, middle)[0] > 0
         low, high = (low, middle) if rising else (middle, high)
     best = math.sqrt(low * high)
     for _ in range(NEWTON_STEPS):
-        slope, curvature = derivatives(scores, labels, best)
+        slope, curvature = derivatives(scores, labels, weights, best)
         # Without curvature there is no Newton step, and best is already as good as float64 can tell.
         best = min(max(best - slope / curvature, low), high) if curvature > 0 else best
     return best
 
 
-def derivatives(scores: Tensor, labels: Tensor, inverse: float) -> tuple[float, float]:
-    """Slope and curvature of the mean negative log-likelihood in b = 1 / T, at b = inverse."""
+def derivatives(scores: Tensor, labels: Tensor, weights: Tensor, inverse: float) -> tuple[float, float]:
+    """Slope and curvature of the weighted mean negative log-likelihood in b = 1 / T, at b = inverse."""
     totals = torch.zeros(2, dtype=torch.float64, device=scores.device)
     rows = max(1, BLOCK_ELEMENTS // scores.shape[1])
-    for block, own in zip(torch.split(scores, rows), torch.split(labels, rows), strict=True):
+    blocks = (torch.split(part, rows) for part in (scores, labels, weights))
+    for block, own, weight in zip(*blocks, strict=True):
         # Relative to the own class, so that the slope is a mean of small numbers and loses no digits.
         gaps = block.double() - block.double().gather(1, own[:, None].long())
         shares = (gaps * inverse).softmax(dim=1)
         mean = (shares * gaps).sum(dim=1, keepdim=True)
-        totals += torch.stack([mean.sum(), (shares * (gaps - mean).square()).sum()])
+        variance = (shares * (gaps - mean).square()).sum(dim=1)
+        totals += torch.stack([weight @ mean.squeeze(1), weight @ variance])
     slope, curvature = (totals / len(scores)).tolist()
     return slope, curvature
 

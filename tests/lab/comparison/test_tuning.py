@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize_scalar
+from scipy.special import logsumexp
 
 from icmixup.lab.cli import main
 from icmixup.lab.comparison import tuning as tuning_module
@@ -49,8 +52,8 @@ def result_times(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("result.json")}
 
 
-def scores(trials: Sequence[Trial]) -> list[float | None]:
-    return [trial.score for trial in trials]
+def losses(trials: Sequence[Trial]) -> list[float | None]:
+    return [trial.loss for trial in trials]
 
 
 def test_every_method_gets_the_same_number_of_trials_and_starts_with_the_recipe(execution: Execution) -> None:
@@ -86,22 +89,33 @@ def pixels(split: Split) -> set[bytes]:
     return {image.numpy().tobytes() for image in split.square()}
 
 
-def test_the_score_is_the_mean_accuracy_over_classes_of_the_images_of_all_parts(execution: Execution) -> None:
+def test_results_are_means_over_classes_of_the_validation_images_of_all_parts(execution: Execution) -> None:
     recipe = dataclasses.replace(RECIPE, imbalance=0.4, batch_size=10)
     data = load_dataset(recipe.data, execution.data_dir)
     tuning = tune_methods(recipe, ("erm",), 1, execution=dataclasses.replace(execution, dataset=data))
     (trial,) = tuning.trials
-    right, images = [0] * 10, [0] * 10
+    scores: list[list[np.ndarray]] = [[] for _ in range(10)]  # of the images of each class
     for part, row in zip(tuning.parts, trial.rows, strict=True):
         found = read_predictions(execution.out / TRIALS_FOLDER / row["folder"])
-        for label, scores in zip(found.labels.tolist(), found.scores, strict=True):
-            right[label] += int(scores.argmax()) == label
-            images[label] += 1
+        for label, each in zip(found.labels.tolist(), found.scores.astype(np.float64), strict=True):
+            scores[label].append(each)
         assert found.labels.tolist() == part.test.labels.tolist()
+    images = [len(of_class) for of_class in scores]
     assert images == data.class_counts.tolist()
     assert max(images) > min(images)
-    assert trial.score == pytest.approx(100 * sum(r / n for r, n in zip(right, images, strict=True)) / 10)
+    right = [sum(int(each.argmax()) == label for each in of_class) for label, of_class in enumerate(scores)]
+    assert trial.class_accuracy == pytest.approx(
+        100 * sum(r / n for r, n in zip(right, images, strict=True)) / 10
+    )
     assert trial.accuracy == pytest.approx(100 * sum(right) / sum(images))
+
+    def loss(log_temperature: float) -> float:
+        """Of softmax(scores / T), averaged over classes."""
+        scaled = [np.stack(of_class) / np.exp(log_temperature) for of_class in scores]
+        return float(np.mean([(logsumexp(s, 1) - s[:, c]).mean() for c, s in enumerate(scaled)]))
+
+    assert trial.loss == pytest.approx(minimize_scalar(loss, bounds=(-5, 5), method="bounded").fun, abs=1e-6)
+    assert trial.loss < loss(0.0)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.3, 0.5, 1.0])
@@ -130,7 +144,7 @@ def test_all_parts_are_held_out_where_one_has_few_images(execution: Execution) -
 def test_a_trial_that_is_lost_in_one_part_has_no_result_and_is_not_continued(
     execution: Execution, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A score over fewer images would be compared with those over all of them."""
+    """A loss of fewer images would be compared with those of all of them."""
     trained: list[Recipe] = []
 
     def train_most(recipes: Sequence[Recipe], where: Execution, display: object) -> tuple[Any, Any]:
@@ -142,8 +156,8 @@ def test_a_trial_that_is_lost_in_one_part_has_no_result_and_is_not_continued(
 
     monkeypatch.setattr(tuning_module, "run_trials", train_most)
     first, second = tune_methods(RECIPE, ("erm",), 2, execution=execution).trials
-    assert (first.score, first.rows, first.reason) == (None, (), "diverged")
-    assert second.score is not None
+    assert (first.loss, first.rows, first.reason) == (None, (), "diverged")
+    assert second.loss is not None
     assert [trained.count(one.recipe) for one in (first, second)] == [2, 4]
 
 
@@ -154,7 +168,7 @@ def test_a_second_call_trains_nothing_and_chooses_the_same(execution: Execution)
     assert count_unfinished(RECIPE, METHODS, 3, execution) == (0, first.best)
     again = tune_methods(RECIPE, METHODS, 3, execution=execution)
     assert again.best == first.best
-    assert scores(again.trials) == scores(first.trials)
+    assert losses(again.trials) == losses(first.trials)
     assert result_times(execution.out) == before
 
 
@@ -186,23 +200,23 @@ def test_chosen_values_are_used_with_all_seeds_on_all_training_images(execution:
     assert comparison.recipe_of("mixup").alpha == 0.7
 
 
-def trial(number: int, score: float | None) -> Trial:
+def trial(number: int, loss: float | None) -> Trial:
     recipe = dataclasses.replace(RECIPE, method="mixup", lr=0.05 + number)
-    return Trial("mixup", number, recipe, None, score)  # type: ignore[arg-type]
+    return Trial("mixup", number, recipe, None, loss)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("given", "lr"),
     [
-        ([50.0, 60.0, 55.0], 1.05),
-        ([50.0, 60.0, 60.0], 1.05),  # the first of equals
-        ([60.0, 60.0, 50.0], None),  # the recipe's own
-        ([None, 20.0, None], 1.05),  # diverged trials are never chosen
+        ([0.5, 0.4, 0.45], 1.05),
+        ([0.5, 0.4, 0.4], 1.05),  # the first of equals
+        ([0.4, 0.4, 0.5], None),  # the recipe's own
+        ([None, 2.0, None], 1.05),  # diverged trials are never chosen
         ([None, None, None], None),
     ],
 )
 def test_the_first_of_the_best_trials_is_chosen(given: list[float | None], lr: float | None) -> None:
-    best = pick_best([trial(number, score) for number, score in enumerate(given)])
+    best = pick_best([trial(number, loss) for number, loss in enumerate(given)])
     assert best.get("lr") == lr
 
 
@@ -210,7 +224,7 @@ def test_values_stay_within_their_span_and_those_that_are_zero_or_unused_are_not
     search = Search(dataclasses.replace(RECIPE, method="mixup"))
     for _ in range(4):
         asked = search.ask(ROUND)
-        search.tell([dataclasses.replace(one, score=50.0) for one in asked])
+        search.tell([dataclasses.replace(one, loss=0.5) for one in asked])
         for one in asked:
             for name, default in tuned_values(search.recipe).items():
                 factor = one.values[name] / default
@@ -246,12 +260,12 @@ def test_the_table_has_the_tau_that_was_chosen(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_the_search_uses_its_results() -> None:
-    """If only small learning rates score, later suggestions are smaller than those of the first rounds."""
+    """If small learning rates have the lowest loss, later suggestions are smaller than the first ones."""
     search = Search(dataclasses.replace(RECIPE, method="erm"))
     asked: list[Trial] = []
     for _ in range(6):
         trials = search.ask(ROUND)
-        search.tell([dataclasses.replace(one, score=1 / one.recipe.lr) for one in trials])
+        search.tell([dataclasses.replace(one, loss=one.recipe.lr) for one in trials])
         asked += trials
     late = sorted(one.recipe.lr for one in asked[-10:])[5]
     early = sorted(one.recipe.lr for one in asked[1:10])[4]
@@ -267,9 +281,7 @@ def test_the_file_lists_every_trial_and_marks_one_per_method(execution: Executio
         own = [line for line in lines if line["method"] == method]
         chosen = [line for line in own if line["chosen"] == "True"]
         assert len(chosen) == 1
-        assert float(chosen[0]["mean_class_accuracy"]) == max(
-            float(line["mean_class_accuracy"]) for line in own
-        )
+        assert float(chosen[0]["mean_class_nll"]) == min(float(line["mean_class_nll"]) for line in own)
         for line in own:
             assert len(folders := line["folder"].split()) == 4
             assert all((execution.out / folder / "predictions.npz").exists() for folder in folders)
@@ -293,7 +305,7 @@ def test_trials_in_processes_have_the_results_of_trials_in_this_one(execution: E
     here = tune_methods(RECIPE, METHODS, 1, execution=execution, parts=2)
     tune_methods(RECIPE, METHODS[:1], 1, execution=apart, parts=2)  # so that one process is started, not two
     there = tune_methods(RECIPE, METHODS, 1, execution=dataclasses.replace(apart, workers=2), parts=2)
-    assert scores(here.trials) == scores(there.trials)
+    assert losses(here.trials) == losses(there.trials)
     for one, other in zip(here.trials, there.trials, strict=True):
         assert [row["fingerprint"] for row in one.rows] == [row["fingerprint"] for row in other.rows]
     assert {row["at_once"] for row in other.rows} == {2}  # not in this process

@@ -19,7 +19,7 @@ HELP = f"""{SUMMARY}
   tau-norm    class weights divided by their norm to the power of tau, without biases
   crt         a new classifier, trained on frozen features with class-balanced sampling
 
-Without --tau, it is chosen on training images that the run held out, by their mean class accuracy; the test
+Without --tau, it is chosen on training images that the run held out, by their mean class loss; the test
 images take no part. The result is a run of its own, in a folder beside the first.
 
   icmixup train digits --per-class 100 --imbalance 0.02 --method erm --held-out 0.2

@@ -11,7 +11,7 @@ from icmixup.lab.cli.terminal import is_first_rank, print_note, stderr_console
 
 if TYPE_CHECKING:
     from icmixup.lab.comparison.compare import Tuned
-    from icmixup.lab.comparison.tuning import Batch, Tuning
+    from icmixup.lab.comparison.tuning import Batch, Trial, Tuning
     from icmixup.lab.sweep.progress import Display
     from icmixup.lab.training.execution import Execution
     from icmixup.lab.training.recipe import Recipe
@@ -106,16 +106,21 @@ def run_tuning(
 
 def describe_choices(recipe: Recipe, tuning: Tuning) -> list[str]:
     """The chosen values of each method, and what they gain on the validation images."""
-    from icmixup.lab.comparison.tuning import tuned_values
+    from icmixup.lab.comparison.tuning import is_chosen, tuned_values
 
     lines = []
     for method, values in tuning.best.items():
         trials = [trial for trial in tuning.trials if trial.method == method]
         chosen = values or tuned_values(dataclasses.replace(recipe, method=method))
         written = ", ".join(f"{name} {value:.3g}" for name, value in chosen.items())
-        scores = [trial.score for trial in trials if trial.score is not None]
-        first = trials[0].score
-        gain = f"{max(scores):.1f} %" if scores else "no trial has a result"
-        default = "" if first is None else f" (the recipe's own values: {first:.1f} %)"
-        lines.append(f"tuned {method}: {written}; validation accuracy {gain}{default}")
+        best = next((trial for trial in trials if is_chosen(trial, method, values)), trials[0])
+        default = "" if best is trials[0] else f" (the recipe's own values: {describe_result(trials[0])})"
+        lines.append(f"tuned {method}: {written}; validation {describe_result(best)}{default}")
     return lines
+
+
+def describe_result(trial: Trial) -> str:
+    """What a trial has on the validation images, classes weighted equally."""
+    if trial.loss is None:
+        return "no result"
+    return f"loss {trial.loss:.3f}, accuracy {trial.class_accuracy:.1f} %"

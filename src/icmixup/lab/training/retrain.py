@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from icmixup._checks import check_no_empty_class
-from icmixup.adjustment import TAUS, fit_adjustment, mean_class_accuracy, pick_tau
+from icmixup.adjustment import fit_adjustment, pick_tau
+from icmixup.calibration import mean_class_nll
 from icmixup.lab.datasets import Dataset, Split
 from icmixup.lab.training.classifier import adjust_bias, bias_of, linear_of
 from icmixup.lab.training.data import training_data
@@ -136,7 +137,7 @@ def normalise_weights(classifier: nn.Linear, tau: float) -> None:
 
 
 def choose_tau(model: nn.Module, classifier: nn.Linear, recipe: Recipe, data: Dataset) -> float:
-    """The tau with the highest mean class accuracy on the held-out images; of several, the one nearest 1."""
+    """The tau with the lowest loss on the held-out images, as fit_adjustment says."""
     assert data.held_out is not None, "retrained_recipe asks for held-out images"
     scores = scores_of(model, data.held_out, recipe, data)
     labels = data.held_out.labels.cpu()
@@ -144,7 +145,7 @@ def choose_tau(model: nn.Module, classifier: nn.Linear, recipe: Recipe, data: Da
         return fit_adjustment(scores, labels, data.class_counts)
     norms = classifier.weight.detach().norm(dim=1).float().cpu()
     plain = scores if classifier.bias is None else scores - classifier.bias.detach().float().cpu()
-    return pick_tau({tau: mean_class_accuracy(plain / norms**tau, labels) for tau in TAUS})
+    return pick_tau(lambda tau: mean_class_nll(plain / norms**tau, labels))
 
 
 def scores_of(model: nn.Module, split: Split, recipe: Recipe, data: Dataset) -> Tensor:
