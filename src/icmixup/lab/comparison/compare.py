@@ -292,7 +292,7 @@ def summarise(
         verdict=cut_short(recipe.epochs, full_epochs)
         + hardly_learnt(rows)
         + verdict(standings, baseline, looks),
-        footnote=footnote(standings, baseline, looks, seeds_only, recipe.folds, one_recipe=not tuned),
+        footnote=footnote(standings, baseline, looks, seeds_only, recipe.folds, tuned=bool(tuned)),
         looks=tuple(looks),
         seeds_only=seeds_only,
         stop=stop,
