@@ -183,14 +183,14 @@ def footnote(
     reason: str = "",
     folds: int | None = None,
     *,
-    tuned: bool = False,
+    tuned: bool | None = None,
 ) -> str:
     """What the intervals and the marks mean, and what they do not cover.
 
     Args:
         reason: why test images are not accounted for, where they are not.
         folds: of cross-validation.
-        tuned: each method has values of its own, from --tune.
+        tuned: whether each method has values of its own, from --tune; None if that is not known.
     """
     if all(s.to_best is None or s.to_best.low is None for s in standings):
         return "No confidence intervals: they need at least two seeds whose differences are not all equal."
@@ -206,12 +206,15 @@ def footnote(
             f" Every image was tested once per seed, in one of {folds} folds, which are drawn anew for every "
             "seed; the training images of folds overlap."
         )
-    text += (
-        " Nor does it cover the choice of each method's values: other training images may choose others."
-        if tuned
-        else " All methods were trained with the same learning rate and weight decay; with values of their "
-        "own (--tune 10) they may rank differently."
-    )
+    if tuned:
+        text += (
+            " Nor does it cover the choice of each method's values: other training images may choose others."
+        )
+    if tuned is False:
+        text += (
+            " All methods were trained with the same learning rate and weight decay; with values of their "
+            "own (--tune 10) they may rank differently."
+        )
     methods = len(looks[0].means)
     if methods <= UNCORRECTED and len(looks) == 1:
         return text

@@ -458,6 +458,7 @@ def test_runs_tested_on_different_images_are_paired_by_seed_alone(tmp_path: Path
     _, study = report_runs([tmp_path], tmp_path / "report.html", Options(Path("data"), "cpu"))
     assert not any(sample.images for sample in study.looks[-1].samples.values())
     assert "not new test images" in study.footnote
+    assert "learning rate" not in study.footnote  # of any runs, which may differ in it
 
 
 def test_evaluations_of_shifted_data_are_averaged_over_corruptions_and_runs(copied: Path, tmp_path: Path):
