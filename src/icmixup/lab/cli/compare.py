@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -241,7 +242,7 @@ def make_plan(
         settle_batch_size,
         settle_image_size,
     )
-    from icmixup.lab.comparison.compare import default_methods, pick_baseline
+    from icmixup.lab.comparison.compare import pick_baseline
     from icmixup.lab.comparison.folds import first_fold
     from icmixup.lab.models import find_builder
     from icmixup.lab.sweep.local import count_workers
@@ -267,13 +268,30 @@ def make_plan(
     check_sizes(recipe, first_fold(recipe, whole))
     recipe, whole = prepare_data(recipe, whole, execution)
     data = first_fold(recipe, whole)
-    methods = named or default_methods(data.class_counts, features=data.is_features)
+    methods = choose_methods(named, recipe, data)
     runs = len(methods) * len(seeds) * (recipe.folds or 1)
     concurrent = count_workers(runs, execution.device, execution.workers)
     execution = dataclasses.replace(execution, dataset=whole)
     baseline = pick_baseline(methods, flags.baseline)
     plan = ComparisonPlan(recipe, methods, seeds, baseline, execution, concurrent, data, recipe.epochs)
     return plan if flags.budget is None else fit_plan(plan, flags, recipe_name, started)
+
+
+def choose_methods(named: tuple[str, ...], recipe: Recipe, data: Dataset) -> tuple[str, ...]:
+    """The named methods, if the recipe and its network can have them; by default those that they can."""
+    from icmixup.lab.comparison.compare import default_methods
+    from icmixup.lab.training.classifier import check_linear_classifier
+
+    if named:
+        for method in named:
+            check_linear_classifier(dataclasses.replace(recipe, method=method), data)
+        return named
+    found = []
+    for method in default_methods(data.class_counts, features=data.is_features):
+        with suppress(ValueError):
+            check_linear_classifier(dataclasses.replace(recipe, method=method), data)
+            found.append(method)
+    return tuple(found)
 
 
 def trials_left(flags: CompareFlags, plan: ComparisonPlan) -> tuple[int, Tuned | None]:
