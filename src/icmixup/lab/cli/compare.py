@@ -264,7 +264,7 @@ def make_plan(
         execution = dataclasses.replace(execution, workers=workers, threads=1)
     whole = load_data(recipe, execution.data_dir)
     recipe = settle_augmentation(recipe, whole, recipe_name, given)
-    recipe = settle_batch_size(recipe, len(first_fold(recipe, whole).train), given)
+    recipe = settle_batch_size(recipe, fewest_images(recipe, whole, flags), given)
     check_sizes(recipe, first_fold(recipe, whole))
     recipe, whole = prepare_data(recipe, whole, execution)
     data = first_fold(recipe, whole)
@@ -275,6 +275,17 @@ def make_plan(
     baseline = pick_baseline(methods, flags.baseline)
     plan = ComparisonPlan(recipe, methods, seeds, baseline, execution, concurrent, data, recipe.epochs)
     return plan if flags.budget is None else fit_plan(plan, flags, recipe_name, started)
+
+
+def fewest_images(recipe: Recipe, whole: Dataset, flags: CompareFlags) -> int:
+    """The training images of the smallest run: of a trial with --tune, otherwise of the first fold."""
+    if flags.tune is None:
+        from icmixup.lab.comparison.folds import first_fold
+
+        return len(first_fold(recipe, whole).train)
+    from icmixup.lab.comparison.tuning import held_out_parts
+
+    return min(len(part.train) for part in held_out_parts(whole, flags.tune_parts).values())
 
 
 def choose_methods(named: tuple[str, ...], recipe: Recipe, data: Dataset) -> tuple[str, ...]:
@@ -309,10 +320,10 @@ def tuning_parts(flags: CompareFlags, plan: ComparisonPlan) -> int:
     """How many parts of the training images are held out in turn; 1 without --tune."""
     if flags.tune is None:
         return 1
-    from icmixup.lab.comparison.tuning import count_parts
+    from icmixup.lab.comparison.tuning import held_out_parts
 
     assert plan.execution.dataset is not None
-    return count_parts(plan.execution.dataset, flags.tune_parts)
+    return len(held_out_parts(plan.execution.dataset, flags.tune_parts))
 
 
 def tune(flags: CompareFlags, plan: ComparisonPlan, folder: Path) -> Tuned:
@@ -364,6 +375,7 @@ def make_overview(plan: ComparisonPlan, recipe_name: str, runs: int, flags: Comp
         adaptive=flags.seeds == "auto",
         budget=plan.budget,
         tuning="" if flags.tune is None else describe_tuning(flags.tune, flags.tune_parts, plan.execution),
+        tune_parts=flags.tune_parts,
         tested=None if plan.recipe.folds is None else count_images(plan.execution),
     )
 

@@ -34,7 +34,7 @@ from icmixup.lab.comparison.compare import (
 from icmixup.lab.comparison.compare import compare as compare_recipes
 from icmixup.lab.comparison.overview import Overview, describe_comparison
 from icmixup.lab.comparison.result import ComparisonResult
-from icmixup.lab.comparison.tuning import Batch, check_trials, count_parts, tune_methods, write_tuning
+from icmixup.lab.comparison.tuning import Batch, check_trials, held_out_parts, tune_methods, write_tuning
 from icmixup.lab.datasets import Dataset, Examples
 from icmixup.lab.datasets.arrays import Data, Transform, make_dataset
 from icmixup.lab.datasets.examples import is_channels_last
@@ -214,7 +214,7 @@ class Plan:
         recipes = [dataclasses.replace(self.recipe, method=method) for method in self.methods]
         identities = [identify(recipe, self.data, "cpu") for recipe in recipes]
         meaning = " ".join(f"{identity.data} {identity.model} {identity.method}" for identity in identities)
-        parts = 1 if self.tune is None else count_parts(self.data, self.tune_parts)
+        parts = 1 if self.tune is None else len(held_out_parts(self.data, self.tune_parts))
         name = comparison_name(
             self.recipe, RECIPE_NAME, self.methods, self.seeds, self.baseline, meaning, self.tune, parts
         )
@@ -442,7 +442,7 @@ def check_inputs(methods: Sequence[str], data: Dataset) -> None:
 
 
 def check_classifier(methods: Sequence[str], recipe: Recipe, data: Dataset) -> None:
-    """Raise an error if a classifier is to be changed that is not linear, or of a network that is not ours."""
+    """Raise an error if a classifier is to be changed that is not linear, or is of a network of the user."""
     if not is_own(recipe.model):
         for method in methods:
             check_linear_classifier(dataclasses.replace(recipe, method=method), data)
