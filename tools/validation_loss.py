@@ -29,8 +29,8 @@ from torch import Tensor
 from icmixup import adjust_scores, fit_adjustment
 from icmixup.adjustment import TAUS
 from icmixup.calibration import mean_class_nll
-from icmixup.lab.comparison.tuning import TUNING_FILE
-from icmixup.lab.datasets import Dataset, validation_dataset
+from icmixup.lab.comparison.tuning import TUNING_FILE, held_out_parts
+from icmixup.lab.datasets import Dataset
 from icmixup.lab.training.data import training_data
 from icmixup.lab.training.evaluate import class_accuracies
 from icmixup.lab.training.execution import Execution
@@ -57,12 +57,14 @@ class Network(NamedTuple):
     class_counts: Tensor  # of its training images
 
 
-def load_network(run: Run, data: Dataset, part: int) -> Network:
+def load_network(run: Run, data: Dataset, part: Dataset) -> Network:
     recipe = run.recipe
     blank = initial_model(dataclasses.replace(recipe, weights=None), data)
     scores = scores_of(load_run_weights(run, blank), data.test, recipe, data)
     held_out = read_predictions(run.folder).tensors()
-    return Network(held_out, (scores, data.test.labels), validation_dataset(data, part).class_counts)
+    if not torch.equal(held_out[1], part.test.labels):
+        raise SystemExit(f"{run.folder} held out other images; pass the data that it was tuned on")
+    return Network(held_out, (scores, data.test.labels), part.class_counts)
 
 
 def mean_class_accuracy(scores: Tensor, labels: Tensor) -> float:
@@ -96,7 +98,8 @@ def trial_row(line: Mapping[str, str], folder: Path, data: Dataset) -> dict[str,
     """A row of a finished trial, from its line in tuning.csv."""
     runs = [find_run(folder / name) for name in line["folder"].split()]
     recipe = runs[0].recipe
-    networks = [load_network(run, data, part) for part, run in enumerate(runs)]
+    parts = held_out_parts(data, len(runs)).values()
+    networks = [load_network(run, data, part) for part, run in zip(parts, runs, strict=True)]
     row = {name: getattr(recipe, name) for name in ("dataset", "model", "imbalance", "data_seed", "method")}
     row |= {name: line[name] for name in ("trial", *SETTINGS)}
     held_out = [torch.cat(part) for part in zip(*(network.held_out for network in networks), strict=True)]

@@ -81,6 +81,27 @@ def test_train_prints_one_line_with_its_folder(here: Path, capsys: pytest.Captur
     assert f"epoch 1/1  loss {row['loss']:.3f}  accuracy {row['accuracy']:.1f}" in line
 
 
+def test_default_methods_are_those_that_the_network_and_the_flags_allow(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """erm-adjusted, which needs biases, ended a comparison after most of its runs were trained."""
+    tail = ("compare", "digits", *TINY, "--imbalance", "0.5", "--seeds", "1", "--workers", "1", "--no-report")
+    uniform = "erm mixup ic-mixup regmixup ic-regmixup"
+    balanced = "balanced balanced-mixup balanced-ic-regmixup"
+    assert main([*tail, "--sampler", "class-balanced"]) == 0
+    assert f"methods:      {uniform}; 1 seed each" in capsys.readouterr().err
+    assert main([*tail, "--cosine-classifier"]) == 0
+    assert f"methods:      {uniform} {balanced}; 1 seed each" in capsys.readouterr().err
+    init = torch.nn.Linear.__init__
+    monkeypatch.setattr(torch.nn.Linear, "__init__", lambda *args, **kw: init(*args, **kw | {"bias": False}))
+    assert main(tail) == 0
+    assert f"methods:      {uniform} {balanced}; 1 seed each" in capsys.readouterr().err
+    before = list(here.rglob("recipe.json"))
+    assert main([*tail, "--seed", "5", "--methods", "erm", "erm-adjusted"]) == 2
+    assert "the classifier of small-cnn has no bias to adjust" in capsys.readouterr().err
+    assert list(here.rglob("recipe.json")) == before  # nothing was trained
+
+
 def test_a_refused_run_leaves_no_folder(here: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["train", "--per-class", "5", "--batch-size", "64"]) == 2
     assert "batch_size is 64, but digits has only 50" in capsys.readouterr().err

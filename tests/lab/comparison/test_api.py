@@ -423,3 +423,14 @@ def test_bad_arguments_are_refused_before_training(
     with pytest.raises(ValueError, match=message):
         run(tmp_path, **changes)
     assert not finished(tmp_path)
+
+
+def test_a_network_without_biases_is_refused_for_their_adjustment_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init = nn.Linear.__init__
+    monkeypatch.setattr(nn.Linear, "__init__", lambda *args, **kw: init(*args, **kw | {"bias": False}))
+    data = dict.fromkeys(("train", "test"), (PIXELS, LABELS))
+    with pytest.raises(ValueError, match="the classifier of small-cnn has no bias to adjust"):
+        run(tmp_path, **data, model="small-cnn", methods=["erm", "erm-adjusted"])
+    assert not finished(tmp_path)

@@ -16,6 +16,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import logsumexp
 
 from icmixup.lab.cli import main
+from icmixup.lab.cli.tuning import describe_tuning
 from icmixup.lab.comparison import tuning as tuning_module
 from icmixup.lab.comparison.compare import compare, comparison_name, read_comparison
 from icmixup.lab.comparison.tuning import (
@@ -24,8 +25,8 @@ from icmixup.lab.comparison.tuning import (
     SPANS,
     Search,
     Trial,
-    count_parts,
     count_unfinished,
+    held_out_parts,
     pick_best,
     run_trials,
     tune_methods,
@@ -135,10 +136,50 @@ def test_every_training_image_is_in_one_part_and_every_class_can_be_trained_in_e
 def test_all_parts_are_held_out_where_one_has_few_images(execution: Execution) -> None:
     data = execution.dataset
     assert data is not None
-    assert count_parts(data) == 4
-    enough = dataclasses.replace(data, train=data.train[torch.zeros(4 * ENOUGH_IMAGES, dtype=torch.long)])
-    assert count_parts(enough) == 1
-    assert [count_parts(data, parts) for parts in (1, 2, 4)] == [1, 2, 4]
+    assert list(held_out_parts(data)) == [0, 1, 2, 3]
+    enough = dataclasses.replace(data, train=data.train[torch.arange(4 * ENOUGH_IMAGES) % len(data.train)])
+    assert list(held_out_parts(enough)) == [0]
+    assert [len(held_out_parts(data, parts)) for parts in (1, 2, 4)] == [1, 2, 4]
+
+
+@pytest.mark.parametrize(("images", "parts"), [(2, 2), (3, 3), (4, 4), (5, 4)])
+def test_parts_without_images_are_left_out(images: int, parts: int, tmp_path: Path) -> None:
+    """Photos of few images per class: tuning was refused, since a part of them could not be tested on."""
+    recipe = dataclasses.replace(RECIPE, per_class=images, epochs=1, batch_size=10)
+    data = load_dataset(recipe.data, tmp_path)
+    where = Execution(out=tmp_path, data_dir=tmp_path, device="cpu", workers=1, dataset=data)
+    tuning = tune_methods(recipe, ("erm",), 1, execution=where)
+    assert len(tuning.parts) == len(tuning.trials[0].rows) == parts
+    held_out = sorted(b for part in tuning.parts for b in pixels(part.test))
+    assert held_out == sorted(pixels(data.train))  # each image once
+    assert count_unfinished(recipe, ("erm",), 1, where) == (0, tuning.best)
+
+
+def test_the_overview_has_the_sizes_of_all_parts(execution: Execution) -> None:
+    data = load_dataset(dataclasses.replace(RECIPE, per_class=6, imbalance=0.4).data, Path())
+    sizes = [len(part.test) for part in held_out_parts(data).values()]
+    assert min(sizes) < max(sizes)
+    line = describe_tuning(3, None, dataclasses.replace(execution, dataset=data))
+    few, many = len(data.train) - max(sizes), len(data.train) - min(sizes)
+    assert f"4 times {few} to {many} training images, the other {min(sizes)} to {max(sizes)} for" in line
+    assert "4 times 60 training images, the other 20 for validation" in describe_tuning(3, None, execution)
+
+
+def test_the_batch_of_the_recipe_fits_the_smallest_trial(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """80 images are enough for batches of 64, the 60 of a trial are not."""
+    args = ["compare", "digits", "--per-class", "8", "--epochs", "1", "--seeds", "1", "--methods", "erm"]
+    args += ["--device", "cpu", "--workers", "1", "--out", str(tmp_path), "--no-report"]
+    assert main([*args, "--tune", "1"]) == 0
+    assert "instead of 64: there are only 60 to train on" in capsys.readouterr().err
+    assert main([*args, "--tune", "1", "--batch-size", "64"]) == 2  # a batch that was given stays
+    assert "tuning trains on 60 of 80 training images" in capsys.readouterr().err
+
+
+def test_the_report_repeats_the_comparison_with_its_parts(tmp_path: Path) -> None:
+    assert run(tmp_path, "--tune", "1", "--tune-parts", "1") == 0
+    assert " --tune 1 --tune-parts 1<" in (tmp_path / "tuned" / "report.html").read_text()
 
 
 def test_a_trial_that_is_lost_in_one_part_has_no_result_and_is_not_continued(

@@ -260,6 +260,9 @@ def test_what_cannot_be_done_is_named(
         balanced = execution.out / train(dataclasses.replace(whole, method=method), execution)["folder"]
         with pytest.raises(ValueError, match=f"{method}, which corrects for class sizes already"):
             retrain(balanced, "adjust", execution, tau=1.0)
+    for how in ("tau-norm", "crt"):  # the results of erm would be reported as those of erm-adjusted
+        with pytest.raises(ValueError, match=f"erm-adjusted, whose adjustment is in .* which {how} replaces"):
+            retrain(balanced, how, execution)  # type: ignore[arg-type]
     for args, words in (
         (["--how", "adjust", "--tau", "-1"], "--tau must be 0 or more and finite, got -1"),
         (["--how", "crt", "--tau", "1"], "crt has no tau, got 1; leave --tau out"),

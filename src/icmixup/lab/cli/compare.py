@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -241,7 +242,7 @@ def make_plan(
         settle_batch_size,
         settle_image_size,
     )
-    from icmixup.lab.comparison.compare import default_methods, pick_baseline
+    from icmixup.lab.comparison.compare import pick_baseline
     from icmixup.lab.comparison.folds import first_fold
     from icmixup.lab.models import find_builder
     from icmixup.lab.sweep.local import count_workers
@@ -263,17 +264,45 @@ def make_plan(
         execution = dataclasses.replace(execution, workers=workers, threads=1)
     whole = load_data(recipe, execution.data_dir)
     recipe = settle_augmentation(recipe, whole, recipe_name, given)
-    recipe = settle_batch_size(recipe, len(first_fold(recipe, whole).train), given)
+    recipe = settle_batch_size(recipe, fewest_images(recipe, whole, flags), given)
     check_sizes(recipe, first_fold(recipe, whole))
     recipe, whole = prepare_data(recipe, whole, execution)
     data = first_fold(recipe, whole)
-    methods = named or default_methods(data.class_counts, features=data.is_features)
+    methods = choose_methods(named, recipe, data)
     runs = len(methods) * len(seeds) * (recipe.folds or 1)
     concurrent = count_workers(runs, execution.device, execution.workers)
     execution = dataclasses.replace(execution, dataset=whole)
     baseline = pick_baseline(methods, flags.baseline)
     plan = ComparisonPlan(recipe, methods, seeds, baseline, execution, concurrent, data, recipe.epochs)
     return plan if flags.budget is None else fit_plan(plan, flags, recipe_name, started)
+
+
+def fewest_images(recipe: Recipe, whole: Dataset, flags: CompareFlags) -> int:
+    """The training images of the smallest run: of a trial with --tune, otherwise of the first fold."""
+    if flags.tune is None:
+        from icmixup.lab.comparison.folds import first_fold
+
+        return len(first_fold(recipe, whole).train)
+    from icmixup.lab.comparison.tuning import held_out_parts
+
+    return min(len(part.train) for part in held_out_parts(whole, flags.tune_parts).values())
+
+
+def choose_methods(named: tuple[str, ...], recipe: Recipe, data: Dataset) -> tuple[str, ...]:
+    """The named methods, if the recipe and its network can have them; by default those that they can."""
+    from icmixup.lab.comparison.compare import default_methods
+    from icmixup.lab.training.classifier import check_linear_classifier
+
+    if named:
+        for method in named:
+            check_linear_classifier(dataclasses.replace(recipe, method=method), data)
+        return named
+    found = []
+    for method in default_methods(data.class_counts, features=data.is_features):
+        with suppress(ValueError):
+            check_linear_classifier(dataclasses.replace(recipe, method=method), data)
+            found.append(method)
+    return tuple(found)
 
 
 def trials_left(flags: CompareFlags, plan: ComparisonPlan) -> tuple[int, Tuned | None]:
@@ -291,10 +320,10 @@ def tuning_parts(flags: CompareFlags, plan: ComparisonPlan) -> int:
     """How many parts of the training images are held out in turn; 1 without --tune."""
     if flags.tune is None:
         return 1
-    from icmixup.lab.comparison.tuning import count_parts
+    from icmixup.lab.comparison.tuning import held_out_parts
 
     assert plan.execution.dataset is not None
-    return count_parts(plan.execution.dataset, flags.tune_parts)
+    return len(held_out_parts(plan.execution.dataset, flags.tune_parts))
 
 
 def tune(flags: CompareFlags, plan: ComparisonPlan, folder: Path) -> Tuned:
@@ -346,6 +375,7 @@ def make_overview(plan: ComparisonPlan, recipe_name: str, runs: int, flags: Comp
         adaptive=flags.seeds == "auto",
         budget=plan.budget,
         tuning="" if flags.tune is None else describe_tuning(flags.tune, flags.tune_parts, plan.execution),
+        tune_parts=flags.tune_parts,
         tested=None if plan.recipe.folds is None else count_images(plan.execution),
     )
 

@@ -42,18 +42,24 @@ def check_tune(
 
 def describe_tuning(number: int, parts: int | None, execution: Execution) -> str:
     """One line for the overview; a ValueError if there can be no validation part."""
-    from icmixup.lab.comparison.tuning import count_parts
-    from icmixup.lab.datasets import validation_dataset
+    from icmixup.lab.comparison.tuning import held_out_parts
 
     assert execution.dataset is not None
-    part, turns = validation_dataset(execution.dataset), count_parts(execution.dataset, parts)
+    held_out = held_out_parts(execution.dataset, parts).values()
+    train, test = span([len(part.train) for part in held_out]), span([len(part.test) for part in held_out])
     trials = f"{number} trial{'s' * (number > 1)} per method, "
-    if turns == 1:
-        return f"{trials}on {len(part.train):,} training images and {len(part.test):,} for validation"
+    if len(held_out) == 1:
+        return f"{trials}on {train} training images and {test} for validation"
     return (
-        f"{trials}each trained on {turns} times {len(part.train):,} training images, the other "
-        f"{len(part.test):,} for validation"
+        f"{trials}each trained on {len(held_out)} times {train} training images, the other {test} for "
+        "validation"
     )
+
+
+def span(numbers: Sequence[int]) -> str:
+    """40, or 37 to 40."""
+    fewest, most = min(numbers), max(numbers)
+    return f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
 
 
 def run_tuning(
@@ -105,7 +111,7 @@ def run_tuning(
 
 
 def describe_choices(recipe: Recipe, tuning: Tuning) -> list[str]:
-    """The chosen values of each method, and what they gain on the validation images."""
+    """The chosen values of each method, and what they have on the validation images."""
     from icmixup.lab.comparison.tuning import is_chosen, tuned_values
 
     lines = []
@@ -120,7 +126,7 @@ def describe_choices(recipe: Recipe, tuning: Tuning) -> list[str]:
 
 
 def describe_result(trial: Trial) -> str:
-    """What a trial has on the validation images, classes weighted equally."""
+    """What a trial has on the validation images, averaged over classes."""
     if trial.loss is None:
         return "no result"
-    return f"loss {trial.loss:.3f}, accuracy {trial.class_accuracy:.1f} %"
+    return f"loss {trial.loss:.3f}, mean class accuracy {trial.class_accuracy:.1f} %"

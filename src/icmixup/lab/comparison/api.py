@@ -34,7 +34,7 @@ from icmixup.lab.comparison.compare import (
 from icmixup.lab.comparison.compare import compare as compare_recipes
 from icmixup.lab.comparison.overview import Overview, describe_comparison
 from icmixup.lab.comparison.result import ComparisonResult
-from icmixup.lab.comparison.tuning import Batch, check_trials, count_parts, tune_methods, write_tuning
+from icmixup.lab.comparison.tuning import Batch, check_trials, held_out_parts, tune_methods, write_tuning
 from icmixup.lab.datasets import Dataset, Examples
 from icmixup.lab.datasets.arrays import Data, Transform, make_dataset
 from icmixup.lab.datasets.examples import is_channels_last
@@ -43,6 +43,7 @@ from icmixup.lab.models.own import ModelFactory, OwnModel, check_factory, check_
 from icmixup.lab.sweep import check_execution, describe_reuse, find_finished
 from icmixup.lab.sweep.cost import work
 from icmixup.lab.sweep.progress import Display
+from icmixup.lab.training.classifier import check_linear_classifier
 from icmixup.lab.training.definitions import Definitions, pack_definitions
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.identity import identify, probe_scores
@@ -149,8 +150,8 @@ def compare(
         names = check_methods(method_names(methods))
         check_inputs(names, data)
         recipe = make_recipe(name, network, optimizer, data, settings)
-        check_classifier(names, recipe)
         check_network(recipe, data)
+        check_classifier(names, recipe, data)
         execution = Execution(
             out=Path(out),
             data_dir=Path("data"),
@@ -213,7 +214,7 @@ class Plan:
         recipes = [dataclasses.replace(self.recipe, method=method) for method in self.methods]
         identities = [identify(recipe, self.data, "cpu") for recipe in recipes]
         meaning = " ".join(f"{identity.data} {identity.model} {identity.method}" for identity in identities)
-        parts = 1 if self.tune is None else count_parts(self.data, self.tune_parts)
+        parts = 1 if self.tune is None else len(held_out_parts(self.data, self.tune_parts))
         name = comparison_name(
             self.recipe, RECIPE_NAME, self.methods, self.seeds, self.baseline, meaning, self.tune, parts
         )
@@ -440,9 +441,11 @@ def check_inputs(methods: Sequence[str], data: Dataset) -> None:
         )
 
 
-def check_classifier(methods: Sequence[str], recipe: Recipe) -> None:
-    """Raise an error if the linear classifier of a network that is not ours is to be changed."""
+def check_classifier(methods: Sequence[str], recipe: Recipe, data: Dataset) -> None:
+    """Raise an error if a classifier is to be changed that is not linear, or is of a network of the user."""
     if not is_own(recipe.model):
+        for method in methods:
+            check_linear_classifier(dataclasses.replace(recipe, method=method), data)
         return
     cosine = [name for name in methods if find_method(name).margin > 0]
     cosine += ["cosine_classifier"] if recipe.cosine_classifier else []

@@ -54,6 +54,7 @@ class Overview:
     warnings: tuple[str, ...]
     tuning: str = ""  # trials per method and their images; "" without --tune
     class_counts: tuple[int, ...] = ()  # training images of each class
+    tune_parts: int | None = None  # as --tune-parts gives it
 
     def lines(self) -> list[tuple[str, str]]:
         """Rows (what, value) to print."""
@@ -103,6 +104,7 @@ def describe_comparison(
     budget: str = "",
     tested: int | None = None,
     tuning: str = "",
+    tune_parts: int | None = None,
 ) -> Overview:
     """The overview of methods x seeds on a dataset, with warnings where the data cannot answer.
 
@@ -138,6 +140,7 @@ def describe_comparison(
         warnings=(*find_warnings(recipe, data, tested), *find_unused(recipe, methods, recipe_name)),
         tuning=tuning,
         class_counts=tuple(counts.tolist()),
+        tune_parts=tune_parts,
     )
 
 

@@ -118,7 +118,7 @@ def tune_methods(
         number: trials per method, at least 1.
         execution: with its dataset, of which the test set is not used.
         parts: how many parts of the training images are held out, one after the other, from 1 to 4; by
-            default as count_parts says.
+            default as held_out_parts says.
         show: its display shows the progress of a batch.
         on_round: called after each round with the trials so far.
         fresh: delete existing trials first.
@@ -151,10 +151,18 @@ def count_unfinished(
     return 0, tuner.tuning().best
 
 
-def count_parts(data: Dataset, parts: int | None = None) -> int:
-    """How many parts of the training images are held out in turn: all of them if each has few images."""
+def held_out_parts(data: Dataset, parts: int | None = None) -> dict[int, Dataset]:
+    """Datasets that each hold out another part of the training images, by the number of that part.
+
+    Of classes of two or three images some parts have none; a part that is too small to test on is left out.
+
+    Args:
+        parts: how many are held out, from 1 to 4; by default all of them if each has few images.
+    """
     few = len(data.train) < ENOUGH_IMAGES * VALIDATION_PARTS
-    return (VALIDATION_PARTS if few else 1) if parts is None else parts
+    wanted = (VALIDATION_PARTS if few else 1) if parts is None else parts
+    found = {number: validation_dataset(data, number) for number in range(wanted)}
+    return {number: part for number, part in found.items() if number == 0 or len(part.test) > 1}
 
 
 def check_trials(number: int | None, parts: int | None = None) -> None:
@@ -207,12 +215,13 @@ class Tuner:
         data = execution.dataset
         assert data is not None
         self.number = number
-        self.parts = tuple(validation_dataset(data, part) for part in range(count_parts(data, parts)))
+        held_out = held_out_parts(data, parts)
+        self.parts = tuple(held_out.values())
         for part in self.parts:
             check_part(recipe, part, len(data.train))
         trials = replace(execution, out=execution.out / TRIALS_FOLDER)
         self.executions = [
-            replace(trials, dataset=part, validation=number) for number, part in enumerate(self.parts)
+            replace(trials, dataset=part, validation=number) for number, part in held_out.items()
         ]
         self.searches = [Search(replace(recipe, method=method)) for method in methods]
         self.trials: list[Trial] = []

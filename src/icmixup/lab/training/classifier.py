@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -9,6 +11,16 @@ from icmixup.adjustment import log_prior
 from icmixup.lab.datasets import Dataset
 from icmixup.lab.models import CosineLinear, classifier_of
 from icmixup.lab.training.recipe import Recipe
+from icmixup.lab.training.step import initial_model
+
+
+def check_linear_classifier(recipe: Recipe, data: Dataset) -> None:
+    """Raise a ValueError for a method that changes the classifier, with a network that has none to change."""
+    if not recipe.cosine and recipe.tau_afterwards is None:
+        return
+    model = initial_model(replace(recipe, weights=None), data)  # with a cosine classifier, if it needs one
+    if recipe.tau_afterwards is not None:
+        bias_of(linear_of(model, recipe, data), recipe)
 
 
 def linear_of(model: nn.Module, recipe: Recipe, data: Dataset) -> nn.Linear:

@@ -91,6 +91,11 @@ def retrained_recipe(run: Run, how: After, tau: float | None, epochs: int | None
             f"{folder} was trained with {cause}, so its classifier compares directions and has neither norms "
             "nor biases; pass a run with a linear one"
         )
+    if recipe.tau_afterwards is not None and how != "adjust":
+        raise ValueError(
+            f"{folder} was trained with {recipe.method}, whose adjustment is in the biases, which {how} "
+            "replaces; pass a run without adjustment, for example of erm"
+        )
     if how == "crt":
         if tau is not None:
             raise ValueError(f"crt has no tau, got {tau:g}; leave --tau out")

@@ -502,6 +502,7 @@ def commands(study: Study) -> list[str]:
         return [
             repeat_command(recipe, stored.methods, stored.seeds, study.baseline, stored.adaptive)
             + (f" --tune {tuning[0]}" if tuning and tuning[0].isdigit() else "")
+            + (f" --tune-parts {stored.tune_parts}" if stored.tune_parts else "")
         ]
     groups: dict[str, list[Run]] = {}
     for (name, _), run in study.runs.items():
