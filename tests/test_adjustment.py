@@ -113,6 +113,10 @@ def test_a_class_without_held_out_images_does_not_count() -> None:
             "class_counts must be a torch.Tensor, got list",
         ),
         (
+            lambda: icm.fit_adjustment(torch.zeros(2, 3), torch.tensor([0, 1]), [5, 2, 1]),
+            "class_counts must be a torch.Tensor, got list",
+        ),
+        (
             lambda: icm.fit_adjustment(torch.zeros(2, 3), torch.tensor([0, 3]), COUNTS),
             "labels range from 0 to 3",
         ),

@@ -9,6 +9,8 @@ import pytest
 import torch
 from scipy import stats
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 from icmixup import draw_cutmix, draw_mixup, mix_hidden, mix_inputs, training_loss
@@ -237,6 +239,13 @@ def test_looking_for_modules_changes_neither_model_nor_random_state() -> None:
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert torch.get_rng_state().equal(state)
     assert hooks(model) == 0
+
+
+def test_looking_for_modules_loses_no_gradient_where_parametrized_weights_are_cached() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), weight_norm(nn.Linear(8, 3)))
+    with parametrize.cached():
+        training_loss(model, ROWS, LABELS, "manifold").backward()
+    assert all(weight.grad is not None for weight in model.parameters())
 
 
 def test_the_modules_of_a_model_are_looked_for_once() -> None:

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import weight_norm
 
 from icmixup import InfiniteClassLoss, draw_mixup, mix_targets
 from icmixup.large_batch import cached_backward
@@ -186,6 +188,21 @@ def test_no_gradient_is_lost_within_autocast() -> None:
     for ours, one_pass in zip(gradients(model), gradients(whole), strict=True):
         # bfloat16 has 8 bits, and the parts round on their own.
         torch.testing.assert_close(ours, one_pass, rtol=0.03, atol=0.03 * float(one_pass.abs().max()))
+
+
+@PARTS
+def test_no_gradient_is_lost_where_parametrized_weights_are_cached(part_size: int, parts: int) -> None:
+    inputs, loss = make_batch()
+    inputs, model = inputs.double(), make_model()
+    weight_norm(model[-1])
+    whole = copy.deepcopy(model)
+    loss(whole(inputs)).backward()
+    with parametrize.cached():
+        cached_backward(
+            model, inputs, lambda scores: loss(scores) + model[-1].weight.square().sum(), part_size
+        )
+    whole[-1].weight.square().sum().backward()
+    torch.testing.assert_close(gradients(model), gradients(whole))
 
 
 class TwoInputs(nn.Module):

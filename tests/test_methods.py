@@ -619,6 +619,20 @@ def test_bad_input_is_named_in_the_error(
         training_loss(model, **given)
 
 
+SIZED = [
+    name for name, m in METHODS.items() if m.draw == "remix" or m.margin or m.at(1).class_sizes != "none"
+]
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_an_empty_class_in_counts_on_the_cpu_is_refused_on_any_device(
+    model: nn.Module, images: Tensor, labels: Tensor, name: str
+) -> None:
+    counts = torch.tensor([5, 5, 0, 5])
+    with pytest.raises(ValueError, match=r"class_counts of classes \[2\] are not positive"):
+        training_loss(model.to("meta"), images.to("meta"), labels.to("meta"), METHODS[name].at(1), counts)
+
+
 @pytest.mark.parametrize("counts", [COUNTS[:3], torch.cat([COUNTS, COUNTS])], ids=["short", "long"])
 @EVERY_METHOD
 def test_class_counts_of_another_length_are_never_taken(

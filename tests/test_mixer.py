@@ -193,6 +193,10 @@ BAD: dict[str, tuple[str, Any]] = {
         r"class_counts have shape \(4,\); expected \(5,\)",
         lambda: Mixer("remix", 5, COUNTS),
     ),
+    "an empty class": (
+        r"class_counts of classes \[1\] are not positive",
+        lambda: Mixer("balanced-mixup", C, torch.tensor([5, 0, 5, 5])),
+    ),
     "tokens": (
         r"input 'ids' has dtype torch.int64.*token ids are mixed at a hidden layer.*ic-manifold",
         lambda: Mixer("mixup", C)({"ids": torch.arange(8).reshape(2, 4)}, torch.tensor([0, 1])),

@@ -410,7 +410,7 @@ def test_remix_of_shares_is_the_same_under_autocast(dtype: torch.dtype) -> None:
         assert same_pairs(draw_remix(shares, 1.0, counts, mode="elem", generator=seeded()), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int32, torch.int64])
 def test_remix_takes_integer_labels_and_counts_of_any_width(dtype: torch.dtype) -> None:
     labels = some_labels(30)
     expected = draw_remix(labels, 1.0, COUNTS, generator=seeded())

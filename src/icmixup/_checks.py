@@ -221,7 +221,8 @@ def check_no_empty_class(class_counts: Tensor) -> None:
     check_tensor("class_counts", class_counts)
     if not can_look_at(class_counts):
         return
-    usable = (class_counts > 0) & (class_counts < math.inf)
+    counts = class_counts.double()  # torch does not compare uint16
+    usable = (counts > 0) & (counts < math.inf)
     if not bool(usable.all()):
         empty = (~usable).nonzero().flatten().tolist()
         raise ValueError(

@@ -59,6 +59,7 @@ def fit_adjustment(scores: Tensor, labels: Tensor, class_counts: Tensor) -> floa
         class_counts: (C,) training images of each class, all above 0.
     """
     check_scored(scores, labels)
+    check_tensor("class_counts", class_counts)
     scores, labels, class_counts = scores.detach().cpu().float(), labels.cpu(), class_counts.cpu()
     return pick_tau(lambda tau: mean_class_nll(adjust_scores(scores, class_counts, tau), labels))
 

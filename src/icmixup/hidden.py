@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from icmixup.inputs import Inputs, call_model, map_tensors
-from icmixup.large_batch import keep_buffers, random_devices
+from icmixup.large_batch import forget_cached_weights, keep_buffers, random_devices
 from icmixup.pairs import Pairs, draw_uniform, like_inputs, mix_inputs
 
 # These run their function again in the backward pass, when the hook is gone.
@@ -256,8 +256,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-        # Older torch (before pytorch #165068) would use again the weights that autocast cast without a graph.
-        torch.clear_autocast_cache()
+        forget_cached_weights()
 
 
 def check_not_compiled(model: nn.Module) -> None:

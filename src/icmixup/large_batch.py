@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrize
 
 from icmixup._checks import check_whole
 from icmixup.inputs import Inputs, call_model, map_tensors, named_tensors
@@ -69,8 +70,7 @@ def cached_backward(
             states.append(random_state(devices))
             # A copy, since a model may change its inputs in place, and they are needed again.
             scores.append(call_model(plain, map_tensors(torch.clone, part)))
-    # Older torch (before pytorch #165068) would use again the weights that autocast cast without a graph.
-    torch.clear_autocast_cache()
+    forget_cached_weights()
     all_scores = torch.cat(scores).requires_grad_()
     value = loss(all_scores)
     (value if scaler is None else scaler.scale(value)).backward()  # type: ignore[no-untyped-call]
@@ -79,6 +79,7 @@ def cached_backward(
     with torch.random.fork_rng([device.index for device in devices]):
         for number, (part, state, gradient) in enumerate(zip(parts, states, slices, strict=True)):
             set_random_state(state, devices)
+            forget_cached_weights()  # whose graph the last backward pass freed
             with nullcontext() if number == len(parts) - 1 else unsynchronised(model):
                 call_model(model, part).backward(gradient)  # type: ignore[no-untyped-call]
     return value.detach()
@@ -115,6 +116,16 @@ def keep_buffers(model: nn.Module) -> Iterator[None]:
             module._buffers[name] = buffer
             if buffer is not None and value is not None:
                 buffer.copy_(value)
+
+
+def forget_cached_weights() -> None:
+    """Drop the weights that autocast has cast and that parametrize.cached() keeps.
+
+    Those of a pass without a graph would be used again in a pass with one, and get no gradient. (In autocast
+    only before pytorch #165068.)
+    """
+    torch.clear_autocast_cache()
+    parametrize._cache.clear()
 
 
 def unsynchronised(model: nn.Module) -> AbstractContextManager[None]:

@@ -88,10 +88,14 @@ def needs_class_counts(method: Method, class_counts: Tensor | None) -> None:
             "this method adjusts scores after training: pass method.at(0), which is what it trains with, and "
             f"use adjust_scores(scores, class_counts, {method.adjust_tau:g}) at test time"
         )
-    if class_counts is None and (method.draw == "remix" or method.class_sizes != "none" or method.margin):
+    if not (method.draw == "remix" or method.class_sizes != "none" or method.margin):
+        return
+    if class_counts is None:
         raise ValueError(
             "this method depends on class sizes; pass class_counts, (C,) training images of each class"
         )
+    # Before they are moved to the device of the images, where their values may not be looked at.
+    check_no_empty_class(class_counts)
 
 
 def draw_pairs(
@@ -205,7 +209,6 @@ def cross_entropy(
 
 def ldam_margins(class_counts: Tensor, largest: float) -> Tensor:
     """Margins of LDAM, in proportion to n_c^(-1/4); the smallest class has the largest: (C,) in and out."""
-    check_no_empty_class(class_counts)
     margin: Tensor = largest * (class_counts.min() / class_counts) ** 0.25
     return margin
 
@@ -213,7 +216,6 @@ def ldam_margins(class_counts: Tensor, largest: float) -> Tensor:
 def effective_weights(class_counts: Tensor) -> Tensor:
     """(1 - beta) / (1 - beta^n_c), the inverse of the effective number of images, with a mean of 1: (C,) in
     and out."""
-    check_no_empty_class(class_counts)
     weights = 1 / -torch.expm1(class_counts * math.log(EFFECTIVE_BETA))
     return weights / weights.mean()
 
@@ -232,7 +234,6 @@ def mixed_loss(
     virtual = class_weights = None
     if method.class_sizes == "weigh":
         assert class_counts is not None
-        check_no_empty_class(class_counts)
         class_weights = 1 / class_counts
     if method.num_virtual:
         counts = torch.ones(scores.shape[1], device=scores.device) if class_counts is None else class_counts
@@ -259,5 +260,4 @@ def adjust(scores: Tensor, adjusted: bool, class_counts: Tensor | None, tau: flo
     if not adjusted:
         return scores
     assert class_counts is not None
-    check_no_empty_class(class_counts)
     return scores + class_counts.log() * tau

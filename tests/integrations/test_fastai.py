@@ -10,6 +10,7 @@ from torch.utils.data import TensorDataset
 
 pytest.importorskip("fastai")
 from fastai.callback.core import Callback, CancelBatchException, CancelFitException
+from fastai.callback.mixup import CutMix, MixUp
 from fastai.callback.training import GradientAccumulation
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
@@ -112,3 +113,15 @@ def test_a_missing_number_of_classes_is_named():
     del learner.dls.c
     with pytest.raises(ValueError, match="pass num_classes"):
         learner.fit(1)
+
+
+@pytest.mark.parametrize("other", [CutMix, MixUp, MixBatches])
+def test_a_second_callback_that_mixes_is_refused_since_labels_would_be_wrong(other):
+    learner = make_learner(MixBatches("ic-mixup"))
+    own = learner.loss_func
+    with pytest.raises(ValueError, match=rf"batches that .* mixes too; .*remove_cb\({other.__name__}\)"):
+        learner.fit(1, cbs=other())
+    probabilities, _ = learner.get_preds()
+    torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(16))
+    assert learner.loss_func is own
+    learner.fit(1)

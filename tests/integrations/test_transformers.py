@@ -263,3 +263,14 @@ def test_a_mixin_behind_the_trainer_is_refused_since_nothing_would_be_mixed():
         type("Wrong", (Trainer, MixupTrainerMixin), {})
     own = type("Trainer", (MixupTrainerMixin, Trainer), {})
     assert issubclass(type("Right", (own,), {}), MixupTrainerMixin)
+
+
+def test_a_trainer_with_a_loss_of_its_own_is_refused_since_training_would_not_use_it():
+    class Weighted(Trainer):
+        def compute_loss(self, *args, **kwargs):
+            return 2 * super().compute_loss(*args, **kwargs)
+
+    for bases in ((MixupTrainerMixin, Weighted), (MixupTrainer, Weighted)):
+        with pytest.raises(TypeError, match=r"compute_loss of Weighted has no effect .* in Wrong and call"):
+            type("Wrong", bases, {})
+    assert type("InFront", (MixupTrainer,), {"compute_loss": Weighted.compute_loss})

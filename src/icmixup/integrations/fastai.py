@@ -51,6 +51,7 @@ class MixBatches(Callback):
         self.class_counts, self.generator = class_counts, generator
 
     def before_fit(self) -> None:
+        self.check_mixes_alone()
         num_classes = self.num_classes or getattr(self.dls, "c", None)
         if not num_classes:
             raise ValueError(
@@ -58,6 +59,15 @@ class MixBatches(Callback):
             )
         self.mixer = Mixer(self.method, num_classes, self.class_counts, generator=self.generator)
         self.criterion = self.mixer.criterion()
+
+    def check_mixes_alone(self) -> None:
+        """Refuse a second callback that mixes: labels would not be those of the mixed inputs."""
+        others = [other for other in self.learn.cbs if other is not self and mixes(other)]
+        if others:
+            raise ValueError(
+                f"MixBatches would mix batches that {others[0].name} mixes too; remove one of the two, for "
+                f"example with learn.remove_cb({type(others[0]).__name__})"
+            )
 
     # Only while the loss of a training batch is computed: fastai runs no events after Ctrl-C or an error, and
     # predictions would lack the activation of the Learner's loss.
@@ -91,3 +101,8 @@ class MixBatches(Callback):
         # fastai's tensor types refuse to be combined with each other.
         inputs, targets = self.mixer(self.xb[0].as_subclass(Tensor), self.yb[0].as_subclass(Tensor))
         self.learn.xb, self.learn.yb = (inputs,), (targets,)
+
+
+def mixes(callback: Callback) -> bool:
+    """Whether this is a MixBatches, or fastai's MixUp or CutMix (to import those imports fastai.vision)."""
+    return any(base.__name__ in ("MixBatches", "MixHandler") for base in type(callback).__mro__)

@@ -46,6 +46,7 @@ class MixupTrainerMixin:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         check_in_front(cls, MixupTrainerMixin, "Trainer")
+        check_no_loss_behind(cls)
 
     def __init__(
         self,
@@ -114,6 +115,17 @@ class MixupTrainerMixin:
             self.class_counts,
             hidden=self.hidden,
             generator=self.generator,
+        )
+
+
+def check_no_loss_behind(cls: type) -> None:
+    """Raise TypeError if a class behind the mixin has a loss of its own, which training would not use."""
+    behind = cls.__mro__[cls.__mro__.index(MixupTrainerMixin) + 1 :]
+    owner = next((base for base in behind if "compute_loss" in vars(base)), None)
+    if owner is not None and not owner.__module__.startswith("transformers."):
+        raise TypeError(
+            f"compute_loss of {owner.__name__} has no effect on the loss of a method in training; remove it, "
+            f"or override compute_loss in {cls.__name__} and call super() there"
         )
 
 
