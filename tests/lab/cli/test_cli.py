@@ -22,7 +22,7 @@ from forked import started_command
 
 from icmixup.lab.cli import COMMANDS, compare, explain, main, parse
 from icmixup.lab.cli.compare import CompareFlags
-from icmixup.lab.cli.data import check_folder, check_out_apart, last_batch_warning
+from icmixup.lab.cli.loading import check_folder, check_out_apart, last_batch_warning
 from icmixup.lab.cli.shared import default_recipe
 from icmixup.lab.training.recipe import QUICK, RECIPES, Afterwards, CrossValidation, Fingerprints, Recipe
 

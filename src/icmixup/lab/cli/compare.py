@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tyro import conf
 
-from icmixup.lab.cli.pretrained import prepare_data, resolve_recipe
+from icmixup.lab.cli.loading import load_and_settle
 from icmixup.lab.cli.shared import (
     Concurrency,
     Flag,
@@ -25,7 +25,7 @@ from icmixup.lab.cli.shared import (
 )
 from icmixup.lab.cli.terminal import count, is_first_rank, print_note, stderr_console
 from icmixup.lab.cli.tuning import check_tune, describe_tuning, run_tuning
-from icmixup.lab.training.recipe import LINEAR, Recipe
+from icmixup.lab.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from icmixup.lab.analysis.report.live import LiveReport
@@ -234,43 +234,21 @@ def make_plan(
         given: fields whose flags were given.
         started: when the command began, by time.monotonic.
     """
-    from icmixup.lab.cli.data import (
-        check_out_apart,
-        load_data,
-        settle_augmentation,
-        settle_batch_size,
-        settle_image_size,
-    )
     from icmixup.lab.comparison.compare import default_methods, pick_baseline
     from icmixup.lab.comparison.folds import first_fold
-    from icmixup.lab.models import find_builder
     from icmixup.lab.sweep.local import count_workers
-    from icmixup.lab.training.features import check_feature_methods
-    from icmixup.lab.training.loop import check_sizes
-    from icmixup.lab.training.ranks import pick_device
 
-    recipe, execution = resolve_recipe(flags.shared_recipe(), recipe_name), flags.execution()
     seeds = flags.seed_range()
-    pick_device(execution.device)  # before anything is loaded
-    if recipe.model != LINEAR:
-        find_builder(recipe.model)  # a mistyped name is reported before the data is read
-    check_out_apart(recipe.dataset, execution.out)
-    recipe = settle_image_size(recipe, execution.data_dir, execution.device)
+    recipe, execution = load_and_settle(flags.shared_recipe(), recipe_name, given, named, flags.execution())
     if recipe.train == "head":
-        check_feature_methods(named)
         # Runs of seconds on small matrices: more processes or threads would cost more than they gain.
         workers = 1 if execution.workers is None else execution.workers
         execution = dataclasses.replace(execution, workers=workers, threads=1)
-    whole = load_data(recipe, execution.data_dir)
-    recipe = settle_augmentation(recipe, whole, recipe_name, given)
-    recipe = settle_batch_size(recipe, len(first_fold(recipe, whole).train), given)
-    check_sizes(recipe, first_fold(recipe, whole))
-    recipe, whole = prepare_data(recipe, whole, execution)
-    data = first_fold(recipe, whole)
+    assert execution.dataset is not None
+    data = first_fold(recipe, execution.dataset)
     methods = named or default_methods(data.class_counts, features=data.is_features)
     runs = len(methods) * len(seeds) * (recipe.folds or 1)
     concurrent = count_workers(runs, execution.device, execution.workers)
-    execution = dataclasses.replace(execution, dataset=whole)
     baseline = pick_baseline(methods, flags.baseline)
     plan = ComparisonPlan(recipe, methods, seeds, baseline, execution, concurrent, data, recipe.epochs)
     return plan if flags.budget is None else fit_plan(plan, flags, recipe_name, started)
