@@ -15,8 +15,7 @@ from icmixup.lab.cli.loading import load_and_settle
 from icmixup.lab.cli.shared import (
     Concurrency,
     Flag,
-    RecipeGroups,
-    RecipeName,
+    RecipeFlags,
     Where,
     groups_of,
     join_groups,
@@ -68,7 +67,7 @@ class Page:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareFlags(RecipeGroups):
+class CompareFlags(RecipeFlags):
     """Train several methods with several seeds on the same images, and report which one helps."""
 
     dataset: conf.Positional[str] = "digits"
@@ -98,15 +97,6 @@ class CompareFlags(RecipeGroups):
     tune_parts: int | None = None
     """Quarters of the training images that each trial is scored on in turn, from 1 to 4, one run for each. By
     default all 4 if a quarter has fewer than 1,000 images, otherwise 1."""
-    recipe: RecipeName | None = None
-    """Starting point that other flags modify: the paper's recipe; a strong recipe of today; long-tail, for
-    long tails of small images; quick, for a laptop and tiny images; finetune, for pretrained weights; or
-    head, for a linear head on features. By default finetune with --weights, head with --train head, quick for
-    digits or without a GPU, otherwise strong. The defaults in this help are those of quick; with --recipe
-    NAME --help they are those of NAME."""
-    model: str = "resnet34"
-    """resnet18, resnet34, resnet50, resnet32, resnet32x4, wrn16-8, small-cnn, any timm model, or
-    local-dir:FOLDER."""
     seed: int = 0
     """First seed; a seed determines initial weights, order of images, augmentation and mixing."""
     out: Path = Path("runs")

@@ -12,8 +12,7 @@ from tyro import conf
 
 from icmixup.lab.cli.loading import load_and_settle
 from icmixup.lab.cli.shared import (
-    RecipeGroups,
-    RecipeName,
+    RecipeFlags,
     Where,
     groups_of,
     join_groups,
@@ -36,7 +35,7 @@ FIRST_LINES = 5.0  # seconds between lines of progress at first, where there is 
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainFlags(RecipeGroups):
+class TrainFlags(RecipeFlags):
     """Train one run on a dataset or a folder of images."""
 
     data_name: Annotated[conf.Positional[str | None], conf.arg(metavar="DATA")] = None
@@ -44,19 +43,10 @@ class TrainFlags(RecipeGroups):
     digits by default."""
     dataset_flag: Annotated[str | None, conf.arg(name="dataset")] = None
     """The same as DATA."""
-    model: str = "resnet34"
-    """resnet18, resnet34, resnet50, resnet32, resnet32x4, wrn16-8, small-cnn, any timm model, or
-    local-dir:FOLDER."""
     method: str = "ic-mixup"
     """A row of the table of methods: erm, mixup, ic-mixup, ..."""
     seed: int = 0
     """Seed of initial weights, order of images, augmentation and mixing."""
-    recipe: RecipeName | None = None
-    """Starting point that other flags modify: the paper's recipe; a strong recipe of today; long-tail, for
-    long tails of small images; quick, for a laptop and tiny images; finetune, for pretrained weights; or
-    head, for a linear head on features. By default finetune with --weights, head with --train head, quick for
-    digits or without a GPU, otherwise strong. The defaults in this help are those of quick; with --recipe
-    NAME --help they are those of NAME."""
     out: Path = Path("runs")
     """Folder of all runs."""
     where: Where = field(default_factory=Where)
