@@ -30,19 +30,8 @@ seeds and reports, with confidence intervals, which one helps.
 
   icmixup compare                      on scikit-learn's digits, no download needed: minutes
   icmixup compare path/to/images       on a folder of images, one subfolder per class
-  icmixup train path/to/images         one run
-  icmixup report RUN_FOLDER...         finished runs as one HTML page
-  icmixup retrain RUN_FOLDER           another classifier for a run on a long tail
-  icmixup predict RUN_FOLDER IMAGES    classes of new images, with probabilities
-  icmixup export RUN_FOLDER            the weights of a run as safetensors
-  icmixup evaluate RUN_FOLDER          trained runs on corrupted images, and on images of other classes
-  icmixup paper                        the paper's tables and figures, our results beside them
-  icmixup analyse RUN_FOLDER           scores of mixed images, as in the paper's last figure
-  icmixup data list                    datasets, and where they are
-  icmixup data get cifar100            download a dataset
-  icmixup data check cifar100          validate a dataset
 
-`icmixup compare --help` and `icmixup train --help` explain every flag."""
+`icmixup compare --help` explains its flags and has more examples, and so does every other command."""
 COMMANDS = (
     "compare",
     "train",

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from tyro import conf
 
@@ -50,7 +50,7 @@ it in a browser, and is rewritten after every run: --open opens it while the run
   icmixup compare cifar10 --recipe paper --baseline erm        the paper's recipe, differences to ERM
   icmixup compare digits --seeds auto --max-seeds 8            as many seeds as it takes to find the best
   icmixup compare path/to/few/images --folds 5                 cross-validation instead of a test set
-  icmixup compare path/to/images --tune 10                     tune learning rate, weight decay, alpha, tau
+  icmixup compare path/to/images --tune 10                     tune each method first, on training images
   icmixup compare path/to/photos --model resnet50.a1_in1k --weights pretrained        fine-tune
   icmixup compare path/to/photos --model resnet50.a1_in1k --weights pretrained --train head
   icmixup compare features.npz                                 a linear head on features, in seconds"""
@@ -70,7 +70,7 @@ class Page:
 class CompareFlags(RecipeFlags):
     """Train several methods with several seeds on the same images, and report which one helps."""
 
-    dataset: conf.Positional[str] = "digits"
+    dataset: Annotated[conf.Positional[str], conf.arg(metavar="[DATA]")] = "digits"
     """digits, cifar10, cifar100, cifair10, cifair100, a folder of images, hf:owner/name, or features.npz."""
     methods: tuple[str, ...] | None = None
     """Methods to compare, rows of the table of methods separated by spaces or commas; by default a selection

@@ -38,7 +38,7 @@ FIRST_LINES = 5.0  # seconds between lines of progress at first, where there is 
 class TrainFlags(RecipeFlags):
     """Train one run on a dataset or a folder of images."""
 
-    data_name: Annotated[conf.Positional[str | None], conf.arg(metavar="DATA")] = None
+    data_name: Annotated[conf.Positional[str | None], conf.arg(metavar="[DATA]")] = None
     """digits, cifar10, cifar100, cifair10, cifair100, a folder of images, hf:owner/name, or features.npz;
     digits by default."""
     dataset_flag: Annotated[str | None, conf.arg(name="dataset")] = None

@@ -127,7 +127,7 @@ def load_dataset(
         return whole if spec.fold is None else take_fold(whole, spec)
     train = source.train
     if spec.split is not None:
-        train = train[torch.cat(deic_rows(train.labels, spec.split)).sort().values]
+        train = train[deic_rows(train.labels, spec.split)]
     counts = subset_counts(
         torch.bincount(train.labels, minlength=len(source.class_names)),
         per_class=spec.per_class,
