@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import io
+import itertools
 import json
 import os
 import re
@@ -334,6 +335,21 @@ FLAGS = {
 def test_flags_of_the_first_version_are_still_there(command: str):
     found = set(re.findall(r"--([a-z][a-z-]*)", help_of(command)))
     assert set(FLAGS[command].split()) <= found
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_breaks_lines_only_where_the_terminal_ends(command: str, monkeypatch: pytest.MonkeyPatch):
+    width, margin = 110, 4
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = [line.rstrip() for line in help_of(command).splitlines()]
+    early = [
+        before
+        for before, after in itertools.pairwise(lines)
+        if re.match(r" {9,}\S", after)
+        and re.search(r"\S {2,}\S|^ {9,}\S", before)  # not a flag that is too long for a text beside it
+        and len(before) + 1 + len(after.split()[0]) <= width - margin
+    ]
+    assert early == []
 
 
 @pytest.mark.parametrize("command", ["compare", "train"])

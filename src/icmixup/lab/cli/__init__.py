@@ -150,15 +150,18 @@ def parse(args: Sequence[str], recipe: str) -> Any:
     from tyro import conf
 
     from icmixup.lab.cli.pretrained import start_recipe
+    from icmixup.lab.cli.shared import join_lines_of_help
 
     def command(name: str) -> Any:
         module = command_module(name)
+        flags = getattr(module, f"{name.capitalize()}Flags")
+        join_lines_of_help(flags)
         text = module.HELP if args and args[0] == name else module.SUMMARY
         given = {}
         if name in WITH_RECIPE:
             given["default"] = getattr(module, f"{name}_defaults")(start_recipe(recipe, args))
         subcommand = conf.subcommand(name=name, description=text, **given)
-        return Annotated[getattr(module, f"{name.capitalize()}Flags"), subcommand]
+        return Annotated[flags, subcommand]
 
     commands = functools.reduce(operator.or_, map(command, COMMANDS))
     config = (conf.OmitArgPrefixes, conf.PositionalMetavarFromFieldName)

@@ -6,7 +6,10 @@ Nothing here imports torch, so that --help and a mistyped flag are answered at o
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
+import inspect
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -115,6 +118,24 @@ def join_groups(groups: object, **task: Any) -> Recipe:
     }
     values["random_resized_crop"] = values["random_resized_crop"] or None  # 0 switches it off
     return Recipe(**task, **values)
+
+
+def join_lines_of_help(flags: type) -> None:
+    """Give tyro the docstrings of fields as paragraphs: --help would also break lines where the source does.
+
+    Args:
+        flags: a dataclass, whose fields may be groups of flags, which are dataclasses too.
+    """
+    for kind in flags.__mro__[:-1]:
+        source = ast.parse(inspect.getsource(kind)).body[0]
+        assert isinstance(source, ast.ClassDef)
+        for entry, text in itertools.pairwise(source.body):
+            if isinstance(entry, ast.AnnAssign) and isinstance(text, ast.Expr):
+                name, words = ast.unparse(entry.target), ast.literal_eval(text.value).split()
+                flags.__dataclass_fields__[name].metadata = {"help": " ".join(words)}  # type: ignore[attr-defined]
+    for field_ in dataclasses.fields(flags):
+        if isinstance(field_.default_factory, type) and dataclasses.is_dataclass(field_.default_factory):
+            join_lines_of_help(field_.default_factory)
 
 
 def plain_path(dataset: str) -> str:
