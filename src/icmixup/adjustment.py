@@ -9,8 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from icmixup._checks import check_counts, check_no_empty_class, check_number, check_tensor
-from icmixup.calibration import check_scored
+from icmixup._checks import (
+    check_counts,
+    check_no_empty_class,
+    check_number,
+    check_scored,
+    check_tensor,
+)
 
 TAUS = tuple(step / 20 for step in range(41))  # 0 to 2, candidates of fit_adjustment
 
