@@ -155,7 +155,7 @@ class ComparisonPlan(NamedTuple):
         return self.filler.plan.methods, self.seeds[: self.filler.plan.seeds]
 
 
-def run_compare(flags: CompareFlags, recipe_name: str, given: Collection[str] = ()) -> int:
+def run_compare(flags: CompareFlags, recipe_name: str, given: Collection[str]) -> int:
     """Train, compare, print the table, write the files.
 
     Args:

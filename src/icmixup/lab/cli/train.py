@@ -70,7 +70,7 @@ def train_defaults(recipe: Recipe) -> TrainFlags:
     return TrainFlags(model=recipe.model, **groups_of(recipe))
 
 
-def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str] = ()) -> int:
+def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str]) -> int:
     """Train, and print one line.
 
     Args:
