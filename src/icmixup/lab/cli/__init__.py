@@ -30,6 +30,7 @@ seeds and reports, with confidence intervals, which one helps.
 
   icmixup compare                      on scikit-learn's digits, no download needed: minutes
   icmixup compare path/to/images       on a folder of images, one subfolder per class
+  icmixup --version                    which version this is
 
 `icmixup compare --help` explains its flags and has more examples, and so does every other command."""
 COMMANDS = (
