@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import dataclasses
 import io
 import os
@@ -25,6 +24,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
+
+from rows import append_row
 
 from icmixup.lab.cli.compare import (
     CompareFlags,
@@ -95,7 +96,7 @@ def measure(text: str, epochs: int, seeds: int, workers: int | None) -> tuple[di
         "dropped": describe_fit(plan.filler.question.asked, plan.filler.fit),
         "load_before": round(before, 1),
         "load_after": round(os.getloadavg()[0], 1),
-        **{name: value for name, value in provenance(pick_device()).items() if name in COLUMNS},
+        **provenance(pick_device()),
     }
     return row, parts
 
@@ -157,15 +158,6 @@ def is_kept(row: dict[str, object], epochs: int) -> bool:
     return share <= MOST and (share >= LEAST or row["epochs"] == epochs)
 
 
-def write_row(path: Path, row: dict[str, object]) -> None:
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -182,8 +174,7 @@ def main() -> int:
         row, parts = measure(text, epochs, args.seeds, args.workers)
         show(row, parts, parse_budget(text))
         kept = kept and is_kept(row, epochs)
-        if args.out is not None:
-            write_row(args.out, row)
+        append_row(row, COLUMNS, args.out)
     return int(not kept)
 
 

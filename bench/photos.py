@@ -12,12 +12,10 @@ every epoch, in as many worker processes as there are cores. JPEGs of the loader
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import os
 import random
 import resource
-import shutil
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -27,6 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from rows import append_row
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -37,7 +36,8 @@ from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import provenance
 
 COLUMNS = (
-    "bench form images image_size batch_size images_per_second seconds resident_mb device torch commit date"
+    *("bench", "form", "images", "image_size", "batch_size", "images_per_second", "seconds", "resident_mb"),
+    *("device", "torch", "commit", "date"),
 )
 
 
@@ -152,20 +152,13 @@ def measure_feed(data: Photos, args: argparse.Namespace, device: torch.device) -
     return {"form": "ours", "seconds": seconds, "images_per_second": feed.count / seconds}
 
 
-def write_row(path: Path | None, row: dict[str, object]) -> None:
+def write_row(row: dict[str, object], path: Path | None) -> None:
     print(
         f"{row['form']:13} {row['images_per_second']:9,.0f} images/s  {row['seconds']:8.2f} s  "
         f"resident {row['resident_mb']:,.0f} MB",
         flush=True,
     )
-    if path is None:
-        return
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS.split(), lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
+    append_row(row, COLUMNS, path)
 
 
 def main() -> None:
@@ -201,9 +194,8 @@ def main() -> None:
         known |= {"image_size": args.image_size, "batch_size": args.batch_size, "resident_mb": resident_mb()}
         rows.append(measure_loader(root, args, device))
         for row in rows:
-            write_row(args.out, {key: {**known, **row}.get(key) for key in COLUMNS.split()})
+            write_row({**known, **row}, args.out)
         print_ratios(rows, len(data.train), args.epochs)
-        shutil.rmtree(folder)
 
 
 def print_ratios(rows: list[dict], images: int, epochs: int) -> None:

@@ -1,4 +1,5 @@
-"""Rows appended to a CSV; those of bench/loss.py read back, and made into ratios, a fit and a picture."""
+"""Rows appended to a CSV, for every benchmark; those of bench/loss.py read back, and made into ratios, a fit
+and a picture."""
 
 from __future__ import annotations
 
@@ -36,15 +37,23 @@ def write_row(row: dict[str, object], path: Path | None) -> None:
 
 
 def append_row(row: dict[str, object], columns: Sequence[str], path: Path | None) -> None:
-    """Add a row to a CSV, with a header if the file is new; floats with six digits."""
+    """Add a row to a CSV, with a header if the file is new; floats with six digits.
+
+    Args:
+        row: values by column; those that are not in `columns` are left out.
+        path: None for no file.
+    """
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = not path.exists()
-    with path.open("a", newline="") as file:
+    with path.open("a+", newline="") as file:
+        file.seek(0)
+        header = next(csv.reader(file), None)
         writer = csv.DictWriter(file, columns, lineterminator="\n")
-        if new:
+        if header is None:
             writer.writeheader()
+        elif header != list(columns):  # values would silently be in columns of other names
+            raise ValueError(f"{path} has the columns {', '.join(header)}, not {', '.join(columns)}")
         values = {key: row.get(key) for key in columns}
         writer.writerow({k: text(v, ".6g") if isinstance(v, float) else v for k, v in values.items()})
 

@@ -13,7 +13,6 @@ not look at them.
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 import gc
 import itertools
@@ -27,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image, ImageOps
-from rows import choose_layers
+from rows import append_row, choose_layers
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -43,9 +42,8 @@ from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import provenance
 
 MEAN, STD = (0.50708, 0.48655, 0.44092), (0.26733, 0.25644, 0.27615)
-COLUMNS = (
-    "bench form model method batch_size images_per_second ms_per_step peak_mb epochs device torch commit date"
-)
+SHOWN = ("form", "model", "method", "batch_size", "images_per_second", "ms_per_step", "peak_mb", "epochs")
+COLUMNS = ("bench", *SHOWN, "device", "torch", "commit", "date")
 
 
 def made_dataset(images: int, classes: int) -> Dataset:
@@ -204,20 +202,13 @@ def measure(
         "ms_per_step": round(timed["seconds"] * 1000, 4),
         "peak_mb": round(peak, 1),
         "epochs": steps if plain else recipe.epochs,
-        **{k: v for k, v in provenance(device).items() if k in COLUMNS.split()},
+        **provenance(device),
     }
 
 
-def write_row(path: Path | None, row: dict[str, object]) -> None:
-    print("  ".join(f"{k}={row[k]}" for k in COLUMNS.split()[1:9]), flush=True)
-    if path is None:
-        return
-    fresh = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS.split(), lineterminator="\n")
-        if fresh:
-            writer.writeheader()
-        writer.writerow(row)
+def write_row(row: dict[str, object], path: Path | None) -> None:
+    print("  ".join(f"{name}={row[name]}" for name in SHOWN), flush=True)
+    append_row(row, COLUMNS, path)
 
 
 def medians(rows: list[dict[str, object]], column: str) -> dict[tuple[str, str], float]:
@@ -286,7 +277,7 @@ def main() -> None:
         if recipe.compile and not any(row["form"] == form for row in rows):
             compile_model(recipe, args.classes, device)
         rows.append(measure(form, recipe, data, device, args.steps, at_once))
-        write_row(args.out, rows[-1])
+        write_row(rows[-1], args.out)
     print_ratios(rows)
 
 

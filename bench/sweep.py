@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from step import COLUMNS, write_row
+from step import write_row
 
 from icmixup.lab.comparison.compare import compare
 from icmixup.lab.sweep.local import count_workers
@@ -47,7 +47,7 @@ def measure(recipe: Recipe, seeds: int, workers: int, data_dir: Path) -> dict[st
         "ms_per_step": "",
         "peak_mb": "",
         "epochs": recipe.epochs * len(found.rows),
-        **{name: value for name, value in provenance(pick_device()).items() if name in COLUMNS.split()},
+        **provenance(pick_device()),
     }
 
 
@@ -78,7 +78,7 @@ def main() -> None:
         measure(dataclasses.replace(recipe, epochs=1), 1, 1, args.data_dir)
     rows = [measure(recipe, args.seeds, number, args.data_dir) for number in (1, workers)]
     for row in rows:
-        write_row(args.out, row)
+        write_row(row, args.out)
     speeds = [float(str(row["images_per_second"])) for row in rows]
     print(f"{workers} at once: {speeds[1] / speeds[0]:.2f} times as fast as in turn")
 

@@ -19,11 +19,9 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from candidates import MADE, write_candidates
-from long_tail_alpha import validation_data
+from candidates import MADE, show, validation_execution, write_candidates
 
 from icmixup.lab.sweep import run_recipes
-from icmixup.lab.training.definitions import Definitions
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.recipe import LONG_TAIL, Recipe
 from icmixup.lab.training.run_folder import Row
@@ -82,10 +80,6 @@ def search_stage(
     return dataclasses.replace(base, **json.loads(best)), rows
 
 
-def show(row: Row) -> None:
-    print(f"{row['method']} seed {row['seed']}: {row['accuracy']:.2f}, few {row['few']}", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -109,14 +103,7 @@ def main() -> None:
         compile=torch.cuda.is_available(),
         eval_every=args.epochs,
     )
-    execution = Execution(
-        out=args.out / "validation",
-        data_dir=args.data_dir,
-        device=args.device,
-        workers=args.workers,
-        dataset=validation_data(args.data_dir),
-        definitions=Definitions(),  # so that workers are sent the data: by its name they would load all of it
-    )
+    execution = validation_execution(args)
     rows: list[Row] = []
     for stage in args.stages:
         recipe, found = search_stage(stage, recipe, execution, args)

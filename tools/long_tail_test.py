@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from candidates import show
+
 from icmixup.lab.paper.deadline import run_in_time
 from icmixup.lab.paper.results import append_rows, experiment, read_rows
 from icmixup.lab.sweep import run_recipes
@@ -78,10 +80,7 @@ def run_and_append(
 
     def keep(row: Row) -> None:
         append_rows(results, [(by_key[row["key"]], row)])
-        print(
-            f"{row['model']} {row['method']} seed {row['seed']}: {row['accuracy']:.2f}, few {row['few']}",
-            flush=True,
-        )
+        show(row)
 
     if budget is None:
         run_recipes(recipes, execution, on_row=keep)

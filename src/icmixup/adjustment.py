@@ -10,8 +10,14 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from icmixup._checks import check_counts, check_no_empty_class, check_number, check_tensor
-from icmixup.calibration import check_scored, mean_class_nll
+from icmixup._checks import (
+    check_counts,
+    check_no_empty_class,
+    check_number,
+    check_scored,
+    check_tensor,
+)
+from icmixup.calibration import mean_class_nll
 
 TAUS = tuple(step / 20 for step in range(41))  # 0 to 2, candidates of fit_adjustment
 

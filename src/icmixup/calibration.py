@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from icmixup._checks import check_tensor
+from icmixup._checks import check_scored
 
 FARTHEST = 100.0  # the temperature stays within this factor of the scores' mean range, on either side
 HALVINGS = 10  # of four decades, to within 1 %: close enough for Newton
@@ -114,37 +114,3 @@ def derivatives(scores: Tensor, labels: Tensor, weights: Tensor, inverse: float)
 def negative_log_likelihood(scores: Tensor, labels: Tensor) -> float:
     """Mean of -log softmax(scores)[label], in nats and float64; (N, C) scores, (N,) labels."""
     return F.cross_entropy(scores.double(), labels.long()).item()
-
-
-def check_scored(scores: Tensor, labels: Tensor) -> None:
-    """ValueError unless scores are (N, C), finite, and labels their (N,) classes, with N at least 1."""
-    check_tensor("scores", scores)
-    check_tensor("labels", labels)
-    if scores.dim() != 2 or labels.shape != scores.shape[:1] or scores.numel() == 0:
-        raise ValueError(
-            f"scores have shape {tuple(scores.shape)} and labels have shape {tuple(labels.shape)}; "
-            "expected (N, C) scores and (N,) labels of the same N images, at least one"
-        )
-    if scores.shape[1] == 1:
-        raise ValueError(
-            f"scores have shape {tuple(scores.shape)}: one class, whose probability is 1 at any temperature; "
-            "expected at least two classes, and a binary problem has two"
-        )
-    if not scores.is_floating_point() or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise ValueError(
-            f"scores have dtype {scores.dtype} and labels have dtype {labels.dtype}; expected floating-point "
-            "scores and integer labels (for one-hot targets: targets.argmax(dim=1))"
-        )
-    if not bool(scores.isfinite().all()):
-        bad = int((~scores.isfinite()).any(dim=1).sum())
-        raise ValueError(
-            f"{bad} of {len(scores)} images have scores that are nan or infinite; the model has diverged or "
-            "its scores overflow: try a lower learning rate or a higher precision"
-        )
-    whole = labels.long()  # torch finds no minimum of uint16
-    lowest, highest = int(whole.min()), int(whole.max())
-    if lowest < 0 or highest >= scores.shape[1]:
-        raise ValueError(
-            f"labels range from {lowest} to {highest}, but the classes are 0 to {scores.shape[1] - 1}; "
-            "check that the model was built for this dataset"
-        )

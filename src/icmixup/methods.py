@@ -45,7 +45,7 @@ class Method:
     cutmix_alpha: float = 1.0  # of CutMix, where Mixup and CutMix alternate
     switch_prob: float = 0.5  # of CutMix, where the two alternate
     kappa: float = 3.0  # Remix: how many times more common a class must be
-    tau: float = 0.5  # Remix: how much of the pixels must be the rarer image's
+    tau: float = 0.5  # Remix: the more common image must have less than this share of the pixels
     # What a mixed input is trained against: soft targets, unless axes are named.
     axes: tuple[str, ...] = ()
     negatives: tuple[str, ...] = ("pairs",)

@@ -10,6 +10,7 @@ import re
 import subprocess
 import tomllib
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -29,7 +30,8 @@ from pages import (
 )
 from PIL import Image
 
-from icmixup import METHODS, Method
+from icmixup import AXES, METHODS, Method
+from icmixup._checks import NEGATIVES
 
 
 def pages_with_code() -> list[Path]:
@@ -191,6 +193,17 @@ def test_table_of_settings_is_the_dataclass() -> None:
             assert printed[field.name] == ""
         else:
             assert ast.literal_eval(printed[field.name]) == field.default
+
+
+def test_table_of_settings_names_every_value_that_is_a_word() -> None:
+    printed = {row[0].strip("`"): " ".join(row[1:]) for row in rows(section(CARDS, "All settings"))[1:]}
+    values = {name: get_args(kind) for name, kind in get_type_hints(Method).items() if get_args(kind)}
+    values |= {"axes": AXES, "negatives": {name for names in NEGATIVES for name in names}}
+    assert {"draw", "mode", "duplicates", "class_sizes"} < set(values)
+    missing = [
+        (name, word) for name, words in values.items() for word in words if f'"{word}"' not in printed[name]
+    ]
+    assert missing == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import io
+import itertools
 import json
 import os
 import re
@@ -22,7 +23,7 @@ from forked import started_command
 
 from icmixup.lab.cli import COMMANDS, compare, explain, main, parse
 from icmixup.lab.cli.compare import CompareFlags
-from icmixup.lab.cli.data import check_folder, check_out_apart, last_batch_warning
+from icmixup.lab.cli.loading import check_folder, check_out_apart, last_batch_warning
 from icmixup.lab.cli.shared import default_recipe
 from icmixup.lab.training.recipe import QUICK, RECIPES, Afterwards, CrossValidation, Fingerprints, Recipe
 
@@ -355,6 +356,21 @@ FLAGS = {
 def test_flags_of_the_first_version_are_still_there(command: str):
     found = set(re.findall(r"--([a-z][a-z-]*)", help_of(command)))
     assert set(FLAGS[command].split()) <= found
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_breaks_lines_only_where_the_terminal_ends(command: str, monkeypatch: pytest.MonkeyPatch):
+    width, margin = 110, 4
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = [line.rstrip() for line in help_of(command).splitlines()]
+    early = [
+        before
+        for before, after in itertools.pairwise(lines)
+        if re.match(r" {9,}\S", after)
+        and re.search(r"\S {2,}\S|^ {9,}\S", before)  # not a flag that is too long for a text beside it
+        and len(before) + 1 + len(after.split()[0]) <= width - margin
+    ]
+    assert early == []
 
 
 @pytest.mark.parametrize("command", ["compare", "train"])

@@ -63,6 +63,24 @@ def test_finetune_is_the_recipe_of_the_issue_unless_flags_change_it() -> None:
     assert (given.shared_recipe().epochs, given.shared_recipe().min_steps) == (3, 0)
 
 
+@pytest.mark.parametrize("command", [("train", "--method"), ("compare", "--methods")])
+def test_a_method_that_features_cannot_have_is_refused_before_anything_is_chosen_for_it(
+    command: tuple[str, str], features: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    args = [
+        command[0],
+        str(features),
+        command[1],
+        "cutmix",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "runs"),
+    ]
+    assert main(args) == 2
+    assert capsys.readouterr().err.startswith("icmixup: cutmix: methods that cut regions")
+
+
 def test_compare_on_features_needs_no_images_and_no_timm(
     features: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

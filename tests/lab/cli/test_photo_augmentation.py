@@ -13,7 +13,7 @@ from PIL import Image
 
 from icmixup.lab.analysis.report.command import repeat_command
 from icmixup.lab.cli import main, parse
-from icmixup.lab.cli.data import settle_augmentation
+from icmixup.lab.cli.loading import settle_augmentation
 from icmixup.lab.cli.shared import given_flags, requested_recipe
 from icmixup.lab.datasets import DataSpec, load_dataset
 from icmixup.lab.training.recipe import PHOTO_AUGMENTATION, RECIPES, SMALLEST_PHOTO, STRONG, Recipe

@@ -334,6 +334,15 @@ def test_warnings_about_data_and_settings_are_printed_and_kept(
         assert f"warning: {warning}" in printed
 
 
+def test_only_settings_that_were_given_are_warned_about(tmp_path: Path) -> None:
+    """The defaults have a Nesterov momentum, which AdamW has no use for."""
+    kept = {"seeds": 1, "epochs": 1, "optimizer": "adamw"}
+    texts = [text for text in run(tmp_path, **kept).warnings if "no effect" in text]
+    assert texts == []
+    texts = [text for text in run(tmp_path, **kept, momentum=0.5).warnings if "no effect" in text]
+    assert texts == ["momentum has no effect with optimizer='adamw'; use optimizer='sgd'"]
+
+
 def test_min_steps_is_a_number_of_steps(tmp_path: Path) -> None:
     rows = run(tmp_path, seeds=1, epochs=1, batch_size=16, min_steps=10).comparison.rows
     assert {(row["epochs"], row["min_steps"]) for row in rows} == {(4, 0)}  # of three steps each

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,6 +85,23 @@ def test_data_that_cannot_answer_is_warned_about() -> None:
     assert "20 epochs of 30 images: 20 steps of the optimizer, fewer than 300" in steps
     assert missing == "1 of 3 classes have no test images: dog"
     assert find_warnings(dataclasses.replace(QUICK, epochs=300), made([0, 1, 2] * 400)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "warning"),
+    [
+        ({"schedule": "cosine", "lr_factor": 0.5}, "--lr-factor has no effect with --schedule cosine"),
+        ({"optimizer": "adamw", "momentum": 0.5}, "--momentum has no effect with --optimizer adamw"),
+        ({"optimizer": "adamw", "nesterov": False}, "--nesterov has no effect with --optimizer adamw"),
+        ({"optimizer": "adamw"}, None),  # the recipe's own momentum was not asked for
+        ({"schedule": "step", "lr_factor": 0.5, "momentum": 0.5}, None),
+    ],
+)
+def test_settings_of_another_schedule_or_optimizer_are_warned_about(
+    changes: dict[str, Any], warning: str | None
+) -> None:
+    found = find_unused(dataclasses.replace(QUICK, **changes), ["mixup"], "quick")
+    assert [text.split(";")[0] for text in found] == ([] if warning is None else [warning])
 
 
 def test_settings_that_no_method_uses_are_warned_about() -> None:

@@ -99,6 +99,12 @@ def test_a_non_zero_difference_is_never_printed_as_zero(points: float, text: str
     assert signed(points) == text
 
 
+@pytest.mark.parametrize("points", [0.0, -0.0, 1.4e-14, -1.4e-14])
+def test_equal_accuracies_differ_by_nothing(points: float):
+    """-0 is the reverse of no difference, and sums of equal accuracies may differ by rounding."""
+    assert signed(points) == "+0.0"
+
+
 def test_standings_are_sorted_by_accuracy_with_the_standard_deviation_over_seeds():
     found = compare_made(erm=[70.0, 72.0], mixup=[80.0, 81.0], ic_mixup=[75.0, 79.0])
     assert [s.method for s in found.standings] == ["mixup", "ic-mixup", "erm"]

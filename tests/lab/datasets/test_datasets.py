@@ -171,13 +171,13 @@ def test_settings_out_of_range_are_refused_with_their_value_and_the_range(
     assert "\n" not in str(caught.value)
 
 
-def test_a_deic_split_is_thirty_then_twenty_images_per_class_in_file_order() -> None:
+def test_a_deic_split_is_fifty_images_per_class_in_file_order() -> None:
     labels = torch.randint(3, (900,), generator=torch.Generator().manual_seed(0))
-    train, validation = deic_rows(labels, 2)
+    rows = deic_rows(labels, 2)
+    assert torch.equal(rows, rows.sort().values)
     for label in range(3):
         own = [row for row, found in enumerate(labels.tolist()) if found == label]
-        assert [row for row in train.tolist() if labels[row] == label] == own[100:130]
-        assert [row for row in validation.tolist() if labels[row] == label] == own[130:150]
+        assert [row for row in rows.tolist() if labels[row] == label] == own[100:150]
 
 
 def test_statistics_equal_those_of_numpy() -> None:

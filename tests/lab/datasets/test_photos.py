@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from icmixup.lab.cli.data import load_data, settle_image_size
+from icmixup.lab.cli.loading import load_data, settle_image_size
 from icmixup.lab.datasets import DataSpec, Photos, Preprocessing, choose_image_size, load_dataset
 from icmixup.lab.datasets import cache as cache_module
 from icmixup.lab.datasets.photos import Store, photo_bytes

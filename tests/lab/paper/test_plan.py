@@ -15,6 +15,7 @@ from rich.console import Console
 
 from icmixup.lab.cli import parse
 from icmixup.lab.cli.paper import PaperFlags, run_missing, run_paper
+from icmixup.lab.cli.shared import Concurrency, Machine
 from icmixup.lab.datasets import Dataset, DataSpec, Split, load_dataset
 from icmixup.lab.datasets.cifar import LAYOUTS
 from icmixup.lab.models import build_model
@@ -145,8 +146,14 @@ TINY = PaperTable(
 def training_flags(results: Path, **changes: Any) -> PaperFlags:
     """--run-missing on a CPU, one run at a time, with everything in the folder of the results."""
     folder = results.parent
-    flags = PaperFlags(run_missing=True, results=results, out=folder / "runs", data_dir=folder)
-    return replace(flags, **{"device": "cpu", "workers": 1, **changes})
+    return PaperFlags(
+        run_missing=True,
+        results=results,
+        out=folder / "runs",
+        where=Machine(data_dir=folder, device="cpu"),
+        concurrency=Concurrency(workers=changes.pop("workers", 1)),
+        **changes,
+    )
 
 
 def test_missing_runs_are_trained_and_appended_as_they_finish(
@@ -342,7 +349,7 @@ def test_runs_on_cifair_100_are_shared_with_those_on_a_tenth_of_cifar_100(tmp_pa
 def test_a_missing_dataset_is_reported_with_its_source_and_the_runs_that_do_not_need_it(
     tmp_path: Path,
 ) -> None:
-    flags = PaperFlags(run_missing=True, data_dir=tmp_path, results=tmp_path / "runs.csv")
+    flags = PaperFlags(run_missing=True, where=Machine(data_dir=tmp_path), results=tmp_path / "runs.csv")
     with pytest.raises(
         ValueError,
         match=r"ciFAIR-100\.zip from https://\S+ into that.*cifar10-notwins.*all missing runs need",

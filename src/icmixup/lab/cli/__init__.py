@@ -30,19 +30,9 @@ seeds and reports, with confidence intervals, which one helps.
 
   icmixup compare                      on scikit-learn's digits, no download needed: minutes
   icmixup compare path/to/images       on a folder of images, one subfolder per class
-  icmixup train path/to/images         one run
-  icmixup report RUN_FOLDER...         finished runs as one HTML page
-  icmixup retrain RUN_FOLDER           another classifier for a run on a long tail
-  icmixup predict RUN_FOLDER IMAGES    classes of new images, with probabilities
-  icmixup export RUN_FOLDER            the weights of a run as safetensors
-  icmixup evaluate RUN_FOLDER          trained runs on corrupted images, and on images of other classes
-  icmixup paper                        the paper's tables and figures, our results beside them
-  icmixup analyse RUN_FOLDER           scores of mixed images, as in the paper's last figure
-  icmixup data list                    datasets, and where they are
-  icmixup data get cifar100            download a dataset
-  icmixup data check cifar100          validate a dataset
+  icmixup --version                    which version this is
 
-`icmixup compare --help` and `icmixup train --help` explain every flag."""
+`icmixup compare --help` explains its flags and has more examples, and so does every other command."""
 COMMANDS = (
     "compare",
     "train",
@@ -161,15 +151,18 @@ def parse(args: Sequence[str], recipe: str) -> Any:
     from tyro import conf
 
     from icmixup.lab.cli.pretrained import start_recipe
+    from icmixup.lab.cli.shared import join_lines_of_help
 
     def command(name: str) -> Any:
         module = command_module(name)
+        flags = getattr(module, f"{name.capitalize()}Flags")
+        join_lines_of_help(flags)
         text = module.HELP if args and args[0] == name else module.SUMMARY
         given = {}
         if name in WITH_RECIPE:
             given["default"] = getattr(module, f"{name}_defaults")(start_recipe(recipe, args))
         subcommand = conf.subcommand(name=name, description=text, **given)
-        return Annotated[getattr(module, f"{name.capitalize()}Flags"), subcommand]
+        return Annotated[flags, subcommand]
 
     commands = functools.reduce(operator.or_, map(command, COMMANDS))
     config = (conf.OmitArgPrefixes, conf.PositionalMetavarFromFieldName)

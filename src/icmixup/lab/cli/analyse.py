@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tyro import conf
 
-from icmixup.lab.cli.shared import Flag, data_folder
+from icmixup.lab.cli.shared import Machine
 from icmixup.lab.cli.terminal import print_note, print_rows
 
 SUMMARY = "Show what trained runs do with images between two classes, as in the paper's last figure."
@@ -32,14 +32,9 @@ class AnalyseFlags:
     """Folders of finished runs, of any methods, or of comparisons."""
     out: Path = Path("analysis")
     """Folder of analysis.csv, confidence.png and difference.png."""
-    data_dir: Path = field(default_factory=data_folder)
-    """Folder of datasets, also for downloads; the environment variable ICMIXUP_DATA sets the default."""
     image_seed: tuple[int, ...] = ()
     """Each seed draws one test image per class; by default the first of each class is used."""
-    device: str | None = None
-    """cpu, cuda or cuda:1; a GPU if there is one by default."""
-    debug: Flag = False
-    """Show a traceback with an error."""
+    where: Machine = field(default_factory=Machine)
 
 
 def run_analyse(flags: AnalyseFlags) -> int:
@@ -53,8 +48,8 @@ def run_analyse(flags: AnalyseFlags) -> int:
         raise ValueError("no runs to analyse; pass the folders of one or more finished runs")
     rows = analyse_runs(
         flags.runs,
-        data_dir=flags.data_dir,
-        device=pick_device(flags.device),
+        data_dir=flags.where.data_dir,
+        device=pick_device(flags.where.device),
         image_seeds=flags.image_seed,
     )
     paths = (

@@ -7,17 +7,17 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from tyro import conf
 
-from icmixup.lab.cli.pretrained import prepare_data, resolve_recipe
+from icmixup.lab.cli.loading import count_images_of_a_run, load_and_settle
 from icmixup.lab.cli.shared import (
     Concurrency,
     Flag,
-    RecipeGroups,
-    RecipeName,
+    RecipeFlags,
     Where,
     groups_of,
     join_groups,
@@ -26,7 +26,7 @@ from icmixup.lab.cli.shared import (
 )
 from icmixup.lab.cli.terminal import count, is_first_rank, print_note, stderr_console
 from icmixup.lab.cli.tuning import check_tune, describe_tuning, run_tuning
-from icmixup.lab.training.recipe import LINEAR, Recipe
+from icmixup.lab.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from icmixup.lab.analysis.report.live import LiveReport
@@ -52,7 +52,7 @@ it in a browser, and is rewritten after every run: --open opens it while the run
   icmixup compare cifar10 --recipe paper --baseline erm        the paper's recipe, differences to ERM
   icmixup compare digits --seeds auto --max-seeds 8            as many seeds as it takes to find the best
   icmixup compare path/to/few/images --folds 5                 cross-validation instead of a test set
-  icmixup compare path/to/images --tune 10                     tune learning rate, weight decay, alpha, tau
+  icmixup compare path/to/images --tune 10                     tune each method first, on training images
   icmixup compare path/to/photos --model resnet50.a1_in1k --weights pretrained        fine-tune
   icmixup compare path/to/photos --model resnet50.a1_in1k --weights pretrained --train head
   icmixup compare features.npz                                 a linear head on features, in seconds"""
@@ -69,10 +69,10 @@ class Page:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareFlags(RecipeGroups):
+class CompareFlags(RecipeFlags):
     """Train several methods with several seeds on the same images, and report which one helps."""
 
-    dataset: conf.Positional[str] = "digits"
+    dataset: Annotated[conf.Positional[str], conf.arg(metavar="[DATA]")] = "digits"
     """digits, cifar10, cifar100, cifair10, cifair100, a folder of images, hf:owner/name, or features.npz."""
     methods: tuple[str, ...] | None = None
     """Methods to compare, rows of the table of methods separated by spaces or commas; by default a selection
@@ -99,15 +99,6 @@ class CompareFlags(RecipeGroups):
     tune_parts: int | None = None
     """Quarters of the training images that each trial is scored on in turn, from 1 to 4, one run for each. By
     default all 4 if a quarter has fewer than 1,000 images, otherwise 1."""
-    recipe: RecipeName | None = None
-    """Starting point that other flags modify: the paper's recipe; a strong recipe of today; long-tail, for
-    long tails of small images; quick, for a laptop and tiny images; finetune, for pretrained weights; or
-    head, for a linear head on features. By default finetune with --weights, head with --train head, quick for
-    digits or without a GPU, otherwise strong. The defaults in this help are those of quick; with --recipe
-    NAME --help they are those of NAME."""
-    model: str = "resnet34"
-    """resnet18, resnet34, resnet50, resnet32, resnet32x4, wrn16-8, small-cnn, any timm model, or
-    local-dir:FOLDER."""
     seed: int = 0
     """First seed; a seed determines initial weights, order of images, augmentation and mixing."""
     out: Path = Path("runs")
@@ -166,7 +157,7 @@ class ComparisonPlan(NamedTuple):
         return self.filler.plan.methods, self.seeds[: self.filler.plan.seeds]
 
 
-def run_compare(flags: CompareFlags, recipe_name: str, given: Collection[str] = ()) -> int:
+def run_compare(flags: CompareFlags, recipe_name: str, given: Collection[str]) -> int:
     """Train, compare, print the table, write the files.
 
     Args:
@@ -235,54 +226,32 @@ def make_plan(
         given: fields whose flags were given.
         started: when the command began, by time.monotonic.
     """
-    from icmixup.lab.cli.data import (
-        check_out_apart,
-        load_data,
-        settle_augmentation,
-        settle_batch_size,
-        settle_image_size,
-    )
     from icmixup.lab.comparison.compare import pick_baseline
     from icmixup.lab.comparison.folds import first_fold
-    from icmixup.lab.models import find_builder
     from icmixup.lab.sweep.local import count_workers
-    from icmixup.lab.training.features import check_feature_methods
-    from icmixup.lab.training.loop import check_sizes
-    from icmixup.lab.training.ranks import pick_device
 
-    recipe, execution = resolve_recipe(flags.shared_recipe(), recipe_name), flags.execution()
     seeds = flags.seed_range()
-    pick_device(execution.device)  # before anything is loaded
-    if recipe.model != LINEAR:
-        find_builder(recipe.model)  # a mistyped name is reported before the data is read
-    check_out_apart(recipe.dataset, execution.out)
-    recipe = settle_image_size(recipe, execution.data_dir, execution.device)
+    recipe, execution = load_and_settle(
+        flags.shared_recipe(), recipe_name, given, named, flags.execution(), partial(fewest_images, flags)
+    )
     if recipe.train == "head":
-        check_feature_methods(named)
         # Runs of seconds on small matrices: more processes or threads would cost more than they gain.
         workers = 1 if execution.workers is None else execution.workers
         execution = dataclasses.replace(execution, workers=workers, threads=1)
-    whole = load_data(recipe, execution.data_dir)
-    recipe = settle_augmentation(recipe, whole, recipe_name, given)
-    recipe = settle_batch_size(recipe, fewest_images(recipe, whole, flags), given)
-    check_sizes(recipe, first_fold(recipe, whole))
-    recipe, whole = prepare_data(recipe, whole, execution)
-    data = first_fold(recipe, whole)
+    assert execution.dataset is not None
+    data = first_fold(recipe, execution.dataset)
     methods = choose_methods(named, recipe, data)
     runs = len(methods) * len(seeds) * (recipe.folds or 1)
     concurrent = count_workers(runs, execution.device, execution.workers)
-    execution = dataclasses.replace(execution, dataset=whole)
     baseline = pick_baseline(methods, flags.baseline)
     plan = ComparisonPlan(recipe, methods, seeds, baseline, execution, concurrent, data, recipe.epochs)
     return plan if flags.budget is None else fit_plan(plan, flags, recipe_name, started)
 
 
-def fewest_images(recipe: Recipe, whole: Dataset, flags: CompareFlags) -> int:
+def fewest_images(flags: CompareFlags, recipe: Recipe, whole: Dataset) -> int:
     """The training images of the smallest run: of a trial with --tune, otherwise of the first fold."""
     if flags.tune is None:
-        from icmixup.lab.comparison.folds import first_fold
-
-        return len(first_fold(recipe, whole).train)
+        return count_images_of_a_run(recipe, whole)
     from icmixup.lab.comparison.tuning import held_out_parts
 
     return min(len(part.train) for part in held_out_parts(whole, flags.tune_parts).values())

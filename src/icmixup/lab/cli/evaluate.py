@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tyro import conf
 
-from icmixup.lab.cli.shared import Flag, data_folder
+from icmixup.lab.cli.shared import Flag, Machine
 from icmixup.lab.cli.terminal import count, print_note, print_rows, stderr_console
 
 if TYPE_CHECKING:
@@ -52,14 +52,9 @@ class EvaluateFlags:
     """JSON file to write: summaries, and the evaluation of every run."""
     csv: Path | None = None
     """CSV file to write: one row per run, corruption and strength."""
-    data_dir: Path = field(default_factory=data_folder)
-    """Folder of datasets, also for downloads; the environment variable ICMIXUP_DATA sets the default."""
-    device: str | None = None
-    """cpu, cuda or cuda:1; a GPU if there is one by default."""
     fresh: Flag = False
     """Evaluate again what was evaluated before."""
-    debug: Flag = False
-    """Show a traceback with an error."""
+    where: Machine = field(default_factory=Machine)
 
 
 def run_evaluate(flags: EvaluateFlags) -> int:
@@ -76,12 +71,17 @@ def run_evaluate(flags: EvaluateFlags) -> int:
     from icmixup.lab.training.ranks import pick_device
 
     plan = make_plan(flags.corruptions or tuple(CORRUPTIONS), flags.strengths, flags.ood)
-    device = pick_device(flags.device)
+    device = pick_device(flags.where.device)
     runs = find_runs(flags.runs)
     baseline = pick_baseline_line(runs, flags.baseline)
     with show_progress() as on_progress:
         evaluated = evaluate_runs(
-            runs, plan, data_dir=flags.data_dir, device=device, fresh=flags.fresh, on_progress=on_progress
+            runs,
+            plan,
+            data_dir=flags.where.data_dir,
+            device=device,
+            fresh=flags.fresh,
+            on_progress=on_progress,
         )
     summaries = summarise(evaluated, plan, baseline)
     print_summaries(summaries, baseline)

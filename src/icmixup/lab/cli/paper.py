@@ -3,17 +3,18 @@ them."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from tyro import conf
 
-from icmixup.lab.cli.shared import Flag, data_folder
+from icmixup.lab.cli.shared import Concurrency, Flag, Machine
 from icmixup.lab.cli.terminal import is_first_rank, print_note, stderr_console
 from icmixup.lab.training.execution import Execution
 
@@ -57,14 +58,6 @@ class PaperFlags:
     that loses its files afterwards."""
     compile: Flag = False
     """Use torch.compile."""
-    engine: Literal["local", "ray"] = "local"
-    """Train on this machine, or on a Ray cluster."""
-    address: str | None = None
-    """Address of the Ray cluster; auto for the one this machine belongs to."""
-    workers: int | None = None
-    """Concurrent runs, for example 3 on a large GPU; by default one per GPU, or what the cores allow."""
-    device: str | None = None
-    """cpu, cuda or cuda:1; a GPU if there is one by default."""
     json: Flag = False
     """Print JSON."""
     markdown: Flag = False
@@ -79,23 +72,19 @@ class PaperFlags:
     """Append the rows of this file, made elsewhere by the same command, to --results: all of them or none."""
     out: Path = Path("runs")
     """Folder of all runs."""
-    data_dir: Path = field(default_factory=data_folder)
-    """Folder of datasets; the environment variable ICMIXUP_DATA sets the default."""
     reuse: Flag = False
     """Also use runs of another version of icmixup, kind of device or precision, if images, network and recipe
     agree."""
-    debug: Flag = False
-    """Show a traceback with an error."""
+    where: Machine = field(default_factory=Machine)
+    concurrency: Concurrency = field(default_factory=Concurrency)
 
     def execution(self) -> Execution:
         return Execution(
             out=self.out,
-            data_dir=self.data_dir,
-            device=self.device,
-            workers=self.workers,
-            engine=self.engine,
-            address=self.address,
+            data_dir=self.where.data_dir,
+            device=self.where.device,
             reuse=self.reuse,
+            **dataclasses.asdict(self.concurrency),
         )
 
 
@@ -137,7 +126,7 @@ def check_paper(flags: PaperFlags) -> None:
     needing = [name for name in ("seeds", "only", "compile", "budget") if getattr(flags, name)]
     if needing and not flags.run_missing:
         raise ValueError(f"--{needing[0]} selects what to train and needs --run-missing")
-    if flags.budget is not None and flags.engine != "local":
+    if flags.budget is not None and flags.concurrency.engine != "local":
         raise ValueError("--budget needs --engine local: on Ray the order of runs is up to the cluster")
 
 
@@ -154,12 +143,12 @@ def run_missing(tables: Sequence[PaperTable], flags: PaperFlags, results: Result
 
     index = index_results(results.rows)
     plan = plan_missing_runs(
-        choose_cells(tables, flags.only), index, flags.data_dir, flags.seeds, flags.compile
+        choose_cells(tables, flags.only), index, flags.where.data_dir, flags.seeds, flags.compile
     )
     print_notes(plan, flags)
     check_file(flags.results, plan.recipes)
     finished = find_finished(plan.recipes, flags.execution())
-    seconds_each = seconds_per_work(index, provenance(pick_device(flags.device))["device"])
+    seconds_each = seconds_per_work(index, provenance(pick_device(flags.where.device))["device"])
     deadline = make_deadline(
         [recipe for recipe in plan.recipes if recipe not in finished], flags, seconds_each
     )
@@ -195,7 +184,7 @@ def make_deadline(
     if world_size() > 1:
         raise ValueError("--budget is not available under torchrun: clocks of its processes differ")
     started, seconds = time.monotonic(), parse_budget(flags.budget)
-    concurrent = count_workers(max(1, len(recipes)), flags.device, flags.workers)
+    concurrent = count_workers(max(1, len(recipes)), flags.where.device, flags.concurrency.workers)
     if seconds_each is None and recipes:  # the cheapest first
         print_note("measuring the speed of this machine, of which there are no results yet")
         seconds_each = measure_work(recipes[0], flags.execution())
@@ -208,7 +197,7 @@ def print_notes(plan: Plan, flags: PaperFlags) -> None:
     from icmixup.lab.paper.plan import describe_missing_data, describe_stand_ins
     from icmixup.lab.sweep import describe_reuse
 
-    missing = describe_missing_data(plan, flags.data_dir)
+    missing = describe_missing_data(plan, flags.where.data_dir)
     if missing and not plan.recipes:
         raise ValueError("; ".join(missing))
     for sentence in (*missing, *describe_stand_ins(plan), *describe_reuse(plan.recipes, flags.execution())):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tyro import conf
 
-from icmixup.lab.cli.shared import Flag, data_folder
+from icmixup.lab.cli.shared import Flag, Machine
 from icmixup.lab.cli.terminal import count, print_note
 
 SUMMARY = "Write finished runs as one HTML page, with charts, mistakes and mixed images."
@@ -37,12 +37,7 @@ class ReportFlags:
     """Open the page in a browser."""
     thumbnails: bool = True
     """Include test images; without them the page shows file names only."""
-    data_dir: Path = field(default_factory=data_folder)
-    """Folder of datasets, also for downloads; the environment variable ICMIXUP_DATA sets the default."""
-    device: str | None = None
-    """cpu, cuda or cuda:1, for the scores of mixed images; a GPU if there is one by default."""
-    debug: Flag = False
-    """Show a traceback with an error."""
+    where: Machine = field(default_factory=Machine)
 
 
 def run_report(flags: ReportFlags) -> int:
@@ -51,7 +46,7 @@ def run_report(flags: ReportFlags) -> int:
         raise ValueError(f"--out must be a file, for example {flags.out / 'report.html'}, got a folder")
     from icmixup.lab.analysis.report.make import Options, report_runs
 
-    options = Options(flags.data_dir, flags.device, flags.thumbnails)
+    options = Options(flags.where.data_dir, flags.where.device, flags.thumbnails)
     page, study = report_runs(flags.paths, flags.out, options)
     for note in study.notes:
         print_note(note)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from tyro import conf
 
-from icmixup.lab.cli.shared import Flag, data_folder
+from icmixup.lab.cli.shared import Machine
 from icmixup.lab.cli.terminal import count, print_note
 
 SUMMARY = "Change the classifier of a trained run for a long tail; all other weights stay as they are."
@@ -39,12 +39,7 @@ class RetrainFlags:
     """Strength of adjust and tau-norm, 0 or more; chosen on held-out images by default."""
     epochs: int | None = None
     """Epochs of crt; a tenth of the run's by default."""
-    data_dir: Path = field(default_factory=data_folder)
-    """Folder of datasets, also for downloads; the environment variable ICMIXUP_DATA sets the default."""
-    device: str | None = None
-    """cpu, cuda or cuda:1; a GPU if there is one by default."""
-    debug: Flag = False
-    """Show a traceback with an error."""
+    where: Machine = field(default_factory=Machine)
 
 
 def run_retrain(flags: RetrainFlags) -> int:
@@ -59,7 +54,7 @@ def run_retrain(flags: RetrainFlags) -> int:
     from icmixup.lab.training.retrain import retrain
 
     for path in flags.runs:
-        execution = Execution(out=path.parent, data_dir=flags.data_dir, device=flags.device)
+        execution = Execution(out=path.parent, data_dir=flags.where.data_dir, device=flags.where.device)
         row = retrain(path, flags.how, execution, tau=flags.tau, epochs=flags.epochs)
         tau = "" if row["tau_used"] is None else f"  tau {row['tau_used']:g}"
         print(f"{path.parent / row['folder']}{tau}  accuracy {row['accuracy']:.1f}")

@@ -6,7 +6,10 @@ Nothing here imports torch, so that --help and a mistyped flag are answered at o
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
+import inspect
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,13 +41,21 @@ def data_folder() -> Path:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Where:
-    """Where to run, and what to keep."""
+class Machine:
+    """Where data is, and what computes."""
 
     data_dir: Path = field(default_factory=data_folder)
     """Folder of datasets, also for downloads; the environment variable ICMIXUP_DATA sets the default."""
     device: str | None = None
     """cpu, cuda or cuda:1; a GPU if there is one by default."""
+    debug: Flag = False
+    """Show a traceback with an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where(Machine):
+    """Where to run, and what to keep."""
+
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Also send curves to tensorboard, wandb, or both."""
     fresh: Flag = False
@@ -52,8 +63,6 @@ class Where:
     reuse: Flag = False
     """Also use runs of another version of icmixup, kind of device or precision, if images, network and recipe
     agree."""
-    debug: Flag = False
-    """Show a traceback with an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +78,18 @@ class Concurrency:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecipeGroups:
-    """The fields of a recipe, in the groups in which --help shows them."""
+class RecipeFlags:
+    """What compare and train share: a recipe by its name, and its fields, in the groups of --help."""
 
+    recipe: RecipeName | None = None
+    """Starting point that other flags modify: the paper's recipe; a strong recipe of today; long-tail, for
+    long tails of small images; quick, for a laptop and tiny images; finetune, for pretrained weights; or
+    head, for a linear head on features. By default finetune with --weights, head with --train head, quick for
+    digits or without a GPU, otherwise strong. The defaults in this help are those of quick; with --recipe
+    NAME --help they are those of NAME."""
+    model: str = "resnet34"
+    """resnet18, resnet34, resnet50, resnet32, resnet32x4, wrn16-8, small-cnn, any timm model, or
+    local-dir:FOLDER."""
     data: Subset = field(default_factory=Subset)
     pretrained: Transfer = field(default_factory=Transfer)
     optimisation: Optimisation = field(default_factory=Optimisation)
@@ -100,6 +118,24 @@ def join_groups(groups: object, **task: Any) -> Recipe:
     }
     values["random_resized_crop"] = values["random_resized_crop"] or None  # 0 switches it off
     return Recipe(**task, **values)
+
+
+def join_lines_of_help(flags: type) -> None:
+    """Give tyro the docstrings of fields as paragraphs: --help would also break lines where the source does.
+
+    Args:
+        flags: a dataclass, whose fields may be groups of flags, which are dataclasses too.
+    """
+    for kind in flags.__mro__[:-1]:
+        source = ast.parse(inspect.getsource(kind)).body[0]
+        assert isinstance(source, ast.ClassDef)
+        for entry, text in itertools.pairwise(source.body):
+            if isinstance(entry, ast.AnnAssign) and isinstance(text, ast.Expr):
+                name, words = ast.unparse(entry.target), ast.literal_eval(text.value).split()
+                flags.__dataclass_fields__[name].metadata = {"help": " ".join(words)}  # type: ignore[attr-defined]
+    for field_ in dataclasses.fields(flags):
+        if isinstance(field_.default_factory, type) and dataclasses.is_dataclass(field_.default_factory):
+            join_lines_of_help(field_.default_factory)
 
 
 def plain_path(dataset: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -11,10 +10,9 @@ from typing import Annotated
 
 from tyro import conf
 
-from icmixup.lab.cli.pretrained import prepare_data, resolve_recipe
+from icmixup.lab.cli.loading import load_and_settle
 from icmixup.lab.cli.shared import (
-    RecipeGroups,
-    RecipeName,
+    RecipeFlags,
     Where,
     groups_of,
     join_groups,
@@ -22,7 +20,7 @@ from icmixup.lab.cli.shared import (
     plain_path,
 )
 from icmixup.lab.cli.terminal import count, is_first_rank, print_note, stderr_console
-from icmixup.lab.training.recipe import LINEAR, Recipe
+from icmixup.lab.training.recipe import Recipe
 
 SUMMARY = "Train one run on a dataset or a folder of images."
 HELP = """Train one run, in its own folder under --out. After an interruption, the same command resumes.
@@ -37,27 +35,18 @@ FIRST_LINES = 5.0  # seconds between lines of progress at first, where there is 
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainFlags(RecipeGroups):
+class TrainFlags(RecipeFlags):
     """Train one run on a dataset or a folder of images."""
 
-    data_name: Annotated[conf.Positional[str | None], conf.arg(metavar="DATA")] = None
+    data_name: Annotated[conf.Positional[str | None], conf.arg(metavar="[DATA]")] = None
     """digits, cifar10, cifar100, cifair10, cifair100, a folder of images, hf:owner/name, or features.npz;
     digits by default."""
     dataset_flag: Annotated[str | None, conf.arg(name="dataset")] = None
     """The same as DATA."""
-    model: str = "resnet34"
-    """resnet18, resnet34, resnet50, resnet32, resnet32x4, wrn16-8, small-cnn, any timm model, or
-    local-dir:FOLDER."""
     method: str = "ic-mixup"
     """A row of the table of methods: erm, mixup, ic-mixup, ..."""
     seed: int = 0
     """Seed of initial weights, order of images, augmentation and mixing."""
-    recipe: RecipeName | None = None
-    """Starting point that other flags modify: the paper's recipe; a strong recipe of today; long-tail, for
-    long tails of small images; quick, for a laptop and tiny images; finetune, for pretrained weights; or
-    head, for a linear head on features. By default finetune with --weights, head with --train head, quick for
-    digits or without a GPU, otherwise strong. The defaults in this help are those of quick; with --recipe
-    NAME --help they are those of NAME."""
     out: Path = Path("runs")
     """Folder of all runs."""
     where: Where = field(default_factory=Where)
@@ -81,43 +70,26 @@ def train_defaults(recipe: Recipe) -> TrainFlags:
     return TrainFlags(model=recipe.model, **groups_of(recipe))
 
 
-def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str] = ()) -> int:
+def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str]) -> int:
     """Train, and print one line.
 
     Args:
         given: fields whose flags were given, as opposed to those with the recipe's values.
     """
-    recipe = resolve_recipe(flags.run_recipe(), recipe_name)
-    from icmixup.lab.cli.data import (
-        check_out_apart,
-        load_data,
-        settle_augmentation,
-        settle_batch_size,
-        settle_image_size,
-    )
     from icmixup.lab.comparison.overview import describe_leak, find_unused
-    from icmixup.lab.models import find_builder
     from icmixup.lab.sweep import check_out, delete_runs, describe_reuse, find_finished
     from icmixup.lab.sweep.progress import Display
     from icmixup.lab.sweep.signals import run_and_end
-    from icmixup.lab.training.loop import check_sizes, train
+    from icmixup.lab.training.loop import train
     from icmixup.lab.training.ranks import pick_device, world_size
 
     if world_size() > 1 and flags.where.fresh:
         raise ValueError("--fresh is not available under torchrun; use another --out folder")
     check_out(flags.out)
     execution = make_execution(flags.out, flags.where)
-    device = pick_device(flags.where.device)
-    if recipe.model != LINEAR:
-        find_builder(recipe.model)  # a mistyped name is reported before the data is read
-    check_out_apart(recipe.dataset, flags.out)
-    recipe = settle_image_size(recipe, flags.where.data_dir, flags.where.device)
-    data = load_data(recipe, flags.where.data_dir)
-    recipe = settle_augmentation(recipe, data, recipe_name, given)
-    recipe = settle_batch_size(recipe, len(data.train), given)
-    check_sizes(recipe, data)  # before the run has a folder, which would stay behind unfinished
-    recipe, data = prepare_data(recipe, data, execution)
-    execution = dataclasses.replace(execution, dataset=data)
+    recipe, execution = load_and_settle(flags.run_recipe(), recipe_name, given, (flags.method,), execution)
+    data, device = execution.dataset, pick_device(execution.device)
+    assert data is not None
     if flags.where.fresh:
         delete_runs([recipe], execution)
     for note in describe_reuse([recipe], execution):

@@ -69,7 +69,7 @@ OTHER_PRECISIONS = (torch.float16, torch.bfloat16, torch.float64)  # than that o
 # A flag of the command in a message, with its value if that is a number or one of a few words.
 FLAG = re.compile(
     r"(?<![\w-])--(no-)?([a-z]+(?:-[a-z]+)*)"
-    r"(?: (\d[\d.]*(?:e[+-]?\d+)?(?<!\.)|cpu|float32|uniform|cosine|step)\b)?"
+    r"(?: (\d[\d.]*(?:e[+-]?\d+)?(?<!\.)|cpu|float32|uniform|cosine|step|sgd|adamw)\b)?"
 )
 
 

@@ -13,7 +13,7 @@ from icmixup.lab.datasets import Dataset, Examples
 from icmixup.lab.datasets.duplicates import count_copies, count_duplicates
 from icmixup.lab.models import build_model, is_own
 from icmixup.lab.sweep.progress import duration
-from icmixup.lab.training.recipe import FEWEST_STEPS, METHOD_FIELDS, RECIPES, Recipe, images_per_epoch
+from icmixup.lab.training.recipe import FEWEST_STEPS, METHOD_FIELDS, QUICK, RECIPES, Recipe, images_per_epoch
 from icmixup.methods import find_method
 
 # Two trained methods often disagree on about one test image in ten. The choice of test images alone then
@@ -221,17 +221,28 @@ def find_warnings(recipe: Recipe, data: Dataset, tested: int | None = None) -> l
 
 def find_unused(recipe: Recipe, methods: Sequence[str], recipe_name: str) -> list[str]:
     """Warnings about settings that none of the methods uses, unless they are those of the named recipe."""
-    named = RECIPES.get(recipe_name, Recipe())
+    named = RECIPES.get(recipe_name, QUICK)  # a comparison in Python starts from quick
+
+    def changed(*fields: str) -> list[str]:
+        return [field for field in fields if getattr(recipe, field) != getattr(named, field)]
+
     settings = {**{name: name for name in METHOD_FIELDS}, "joint": "joint"}
     settings |= {"mix_prob": "prob", "mix_off_epoch": "prob"}
     found = [
         f"--{field.replace('_', '-')} has no effect on {', '.join(methods)}"
-        for field, setting in settings.items()
-        if getattr(recipe, field) != getattr(named, field)
-        and not any(find_method(method).uses(setting) for method in methods)
+        for field in changed(*settings)
+        if not any(find_method(method).uses(settings[field]) for method in methods)
     ]
-    if recipe.lr_drops and recipe.schedule != "step":
-        found.append("--lr-drops has no effect with --schedule cosine; use --schedule step")
+    if recipe.schedule == "cosine":
+        found += [
+            f"--{field.replace('_', '-')} has no effect with --schedule cosine; use --schedule step"
+            for field in changed("lr_drops", "lr_factor")
+        ]
+    if recipe.optimizer == "adamw":
+        found += [
+            f"--{field} has no effect with --optimizer adamw; use --optimizer sgd"
+            for field in changed("momentum", "nesterov")
+        ]
     return found
 
 

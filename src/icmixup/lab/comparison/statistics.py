@@ -158,6 +158,7 @@ def without_none(values: Sequence[float | None]) -> tuple[float, ...]:
 
 def signed(points: float) -> str:
     """Format as +1.3, with more decimals where a non-zero difference would be printed as 0."""
+    points = 0.0 if abs(points) < 1e-9 else points  # rounding errors, and -0
     return f"{points:+.1f}" if abs(points) >= 0.05 or points == 0 else f"{points:+.1g}"
 
 

@@ -127,7 +127,7 @@ def load_dataset(
         return whole if spec.fold is None else take_fold(whole, spec)
     train = source.train
     if spec.split is not None:
-        train = train[torch.cat(deic_rows(train.labels, spec.split)).sort().values]
+        train = train[deic_rows(train.labels, spec.split)]
     counts = subset_counts(
         torch.bincount(train.labels, minlength=len(source.class_names)),
         per_class=spec.per_class,
@@ -222,14 +222,11 @@ def _read_named(name: str, data_dir: Path, *, download: bool, show_progress: boo
     raise ValueError(_describe_unknown(name))
 
 
-def choose_image_size(name: str, data_dir: Path, *, on_gpu: bool, download: bool = True) -> int | None:
+def choose_image_size(name: str, data_dir: Path, *, on_gpu: bool) -> int | None:
     """The size that suits a folder or hub dataset and the device; None for images with one small size."""
     if is_named(name) or not (name.startswith(PREFIX) or Path(name).is_dir()):
         return None
-    if name.startswith(PREFIX):
-        listed = list_hub(name, Path(data_dir), download=download)
-    else:
-        listed = list_folder(Path(name))
+    listed = list_hub(name, Path(data_dir)) if name.startswith(PREFIX) else list_folder(Path(name))
     shapes = sample_shapes([*listed.train, *listed.test])
     if not shapes:  # read_source names the files
         return None

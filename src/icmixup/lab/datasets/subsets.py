@@ -25,7 +25,7 @@ from icmixup.lab.datasets.photos import Photos
 HOLD_OUT_SEED = 20231120  # must never change: all runs have to be tested on the same held-out images
 MEASURED_PHOTOS = 512
 VALIDATION_PARTS = 4  # of the training images; tuning holds out one of them, or each in turn
-DEIC_TRAIN, DEIC_TOTAL = 30, 50  # images per class in a split of the DEIC benchmark; 20 are for validation
+DEIC_IMAGES = 50  # per class in a split of the DEIC benchmark, the 20 for validation included
 
 
 @dataclass(frozen=True)
@@ -359,22 +359,16 @@ def validation_dataset(data: Dataset, part: int = 0) -> Dataset:
     )
 
 
-def deic_rows(labels: Tensor, index: int) -> tuple[Tensor, Tensor]:
-    """Rows of split i of the DEIC benchmark: images [50i, 50i + 50) of each class, in the publisher's order.
-
-    Returns:
-        (30 C,) rows to train on and (20 C,) rows to validate on.
-    """
-    most = int(torch.bincount(labels).min()) // DEIC_TOTAL
+def deic_rows(labels: Tensor, index: int) -> Tensor:
+    """(50 C,) rows of split i of the DEIC benchmark: images [50i, 50i + 50) of each class, in the publisher's
+    order."""
+    most = int(torch.bincount(labels).min()) // DEIC_IMAGES
     if not 0 <= index < most:
         raise ValueError(
-            f"no split {index}: this dataset has {most} splits of {DEIC_TOTAL} images per class, "
+            f"no split {index}: this dataset has {most} splits of {DEIC_IMAGES} images per class, "
             "numbered from 0"
         )
-    position = class_ranks(labels) - index * DEIC_TOTAL
-    train = (position >= 0) & (position < DEIC_TRAIN)
-    validation = (position >= DEIC_TRAIN) & (position < DEIC_TOTAL)
-    return train.nonzero().squeeze(1), validation.nonzero().squeeze(1)
+    return (class_ranks(labels) // DEIC_IMAGES == index).nonzero().squeeze(1)
 
 
 def measure_statistics(images: Tensor | Photos | Examples) -> tuple[tuple[float, ...], tuple[float, ...]]:

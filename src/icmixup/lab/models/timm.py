@@ -199,11 +199,11 @@ def patch_size(model: nn.Module) -> tuple[int, ...]:
     return (size,) if isinstance(size, int) else tuple(size)
 
 
-def sizes_near(name: str, image_size: int, number: int = 3) -> list[int]:
-    """The sizes nearest to the given one that a network can take, and its own."""
+def sizes_near(name: str, image_size: int) -> list[int]:
+    """The three sizes nearest to the given one that a network can take, and its own."""
     own = pretrained_config(name)["input_size"][-1]
     steps = sorted({step * near for step in (14, 16, 32) for near in range(1, 2 + 2 * image_size // step)})
-    found = [size for size in by_distance(steps, image_size)[:16] if takes_size(name, size)][:number]
+    found = [size for size in by_distance(steps, image_size)[:16] if takes_size(name, size)][:3]
     return sorted({*found, own})
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from icmixup.lab.datasets.cifar import NO_TWINS, NUM_CLASSES, TRAIN_IMAGES
-from icmixup.lab.datasets.subsets import DEIC_TOTAL, subset_counts
+from icmixup.lab.datasets.subsets import DEIC_IMAGES, subset_counts
 from icmixup.lab.training.recipe import Recipe
 from icmixup.methods import Method, find_method
 
@@ -32,7 +32,7 @@ def count_images(recipe: Recipe) -> int:
     if name not in NUM_CLASSES:
         return TRAIN_IMAGES
     classes = NUM_CLASSES[name]
-    each = TRAIN_IMAGES // classes if recipe.split is None else DEIC_TOTAL
+    each = TRAIN_IMAGES // classes if recipe.split is None else DEIC_IMAGES
     counts = subset_counts(
         torch.full((classes,), each),
         per_class=recipe.per_class,

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from icmixup.calibration import check_scored, fit_temperature, negative_log_likelihood
+from icmixup._checks import check_scored
+from icmixup.calibration import fit_temperature, negative_log_likelihood
 from icmixup.lab.augment import normalise
 from icmixup.lab.datasets import Split
 
@@ -183,8 +184,6 @@ def check_evaluable(scores: Tensor, labels: Tensor, class_counts: Tensor) -> Non
     """Raise an error for inputs that `evaluate` does not support."""
     check_scored(scores, labels)
     check_test_size(len(scores))
-    if scores.shape[1] < 2:
-        raise ValueError(f"scores must have at least 2 classes, got {tuple(scores.shape)}")
     if class_counts.shape != scores.shape[1:]:
         raise ValueError(
             f"class_counts must be ({scores.shape[1]},), one count for each class of the scores, "

@@ -178,7 +178,8 @@ class Subset:
     data_seed: int = 0
     """Seed of the choice of training images; the same for runs that are compared."""
     split: int | None = None
-    """ciFAIR only: split of the DEIC benchmark."""
+    """Split of the DEIC benchmark on ciFAIR: train on 50 images of each class, from number 50 SPLIT on in the
+    order of the files."""
     image_size: int | None = None
     """Side of the square images; chosen automatically by default."""
     held_out: float = 0.0
@@ -333,7 +334,8 @@ class Mixing:
     tau: float | None = None
     """Remix: it does so only if the rarer image keeps more than 1 - tau of the pixels; 1 means always."""
     adjust_tau: float | None = None
-    """Strength of logit adjustment: scores + adjust_tau log n_c in training; 1 by default."""
+    """Strength of logit adjustment: scores + adjust_tau log n_c in training, or scores - adjust_tau log n_c
+    after it (the methods -adjusted); 1 by default."""
     joint: bool = False
     """RegMixup: clean and mixed images in one forward pass instead of two."""
     mix_prob: float = 1.0
