@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -63,15 +63,6 @@ DISAGREEMENTS: dict[str, tuple[Callable[[int], dict[str, Any]], str]] = {
         "class_weights: none, given",
     ),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """More of them only get into each other's way at these sizes."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def make_batch(pairs: int, classes: int = C) -> tuple[Tensor, Tensor]:

@@ -147,7 +147,6 @@ def find_only_run(root: Path) -> Run:
 def test_an_interrupted_run_keeps_its_last_epoch_and_resumes_to_the_same_bits(
     epoch: float, tmp_path: Path
 ) -> None:
-    torch.set_num_threads(1)
     data = load_dataset(DataSpec("digits", per_class=5), tmp_path)
 
     def interrupt(progress: RunProgress) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from icmixup.lab.cli import main
 from icmixup.lab.sweep.budget import read_budgets
@@ -98,7 +97,6 @@ def run_command(line: str) -> tuple[int, str]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("finished") / "runs"
-    torch.set_num_threads(1)
     assert main(f"train {LINE} --out {root}".split()) == 0
     return root
 

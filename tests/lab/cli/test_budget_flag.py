@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from icmixup.lab.cli import main
 from icmixup.lab.comparison.compare import read_comparison
@@ -23,18 +21,15 @@ COMPARE = ("compare", *DATA, "--methods", "erm", "mixup", "ic-mixup", "--workers
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     # One step is an epoch here; 300 would take too long for a test.
     monkeypatch.setattr("icmixup.lab.training.recipe.FEWEST_STEPS", 20)
     # A second for each epoch and nothing else, whatever this machine does meanwhile.
     monkeypatch.setattr(budget, "measure_speed", lambda *_: Speed(0.0, 0.0, dict.fromkeys(METHODS, 1.0)))
     # Loading data takes no time.
     monkeypatch.setattr("icmixup.lab.cli.compare.time", SimpleNamespace(monotonic=lambda: 0.0))
-    yield tmp_path
-    torch.set_num_threads(threads)
+    return tmp_path
 
 
 def read_only_comparison(folder: Path) -> dict[str, object]:

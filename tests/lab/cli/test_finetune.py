@@ -103,11 +103,8 @@ def test_compare_trains_heads_and_prints_what_was_loaded(
     args += ["--train", "head", "--methods", "erm", "ic-mixup", "--seeds", "2", "--epochs", "3"]
     args += ["--batch-size", "50", "--out", str(tmp_path / "runs"), "--device", "cpu"]
     torch.set_num_threads(2)
-    try:
-        assert main(args) == 0
-        assert torch.get_num_threads() == 1  # as the last run left it: sums of small matrices need no more
-    finally:
-        torch.set_num_threads(1)
+    assert main(args) == 0
+    assert torch.get_num_threads() == 1  # as the last run left it: sums of small matrices need no more
     said = " ".join(capsys.readouterr().err.split())
     assert "tensors loaded, new head (classifier.weight, classifier.bias)" in said
     assert "computed once without augmentation; methods mix the features" in said

@@ -33,13 +33,10 @@ COMPARE = (
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A real comparison with three folds."""
     root = tmp_path_factory.mktemp("folds")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         assert main([*COMPARE, "--folds", "3", "--name", "three"]) == 0
         yield root
-    torch.set_num_threads(threads)
 
 
 def test_every_image_has_one_prediction_for_each_method_and_seed(folder: Path) -> None:

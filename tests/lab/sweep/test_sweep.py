@@ -46,15 +46,6 @@ Row = dict[str, Any]
 RAY_SECONDS = 240  # about 30 on two idle cores
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Sums over more threads are taken in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def test_a_trial_ends_with_the_first_report_after_its_time_and_never_before_three() -> None:
     progress = RunProgress(0.5, 1, 0.0, None, 1.0, 1.0)
     heard: list[RunProgress] = []
@@ -100,7 +91,6 @@ def run_alone(recipes: list[Recipe], root: Path) -> list[Row]:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
     """The rows of the sweep, one call of train() after the other."""
-    torch.set_num_threads(1)
     return run_alone(SWEEP, tmp_path_factory.mktemp("alone"))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -37,14 +36,6 @@ RECIPE = Recipe(
     eval_every=100,
 )
 PLAIN = dataclasses.replace(RECIPE, flip=False, rotation=0.0, trivial=False, colour_jitter=0.0, erasing=0.0)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

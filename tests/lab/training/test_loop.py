@@ -7,7 +7,7 @@ import dataclasses
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +40,6 @@ TINY = Recipe(
     eval_every=100,
 )
 NOT_OF_THE_RECIPE = ("minutes", "images_per_second", "memory_mb", "date", "commit", "folder")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -30,9 +30,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a comparison of three methods with two seeds; its runs are beside it."""
     out = tmp_path_factory.mktemp("report") / "runs"
     args = ["compare", "digits", *TINY, "--methods", *METHODS, "--seeds", "2", "--device", "cpu"]
-    threads = torch.get_num_threads()
     assert main([*args, "--workers", "1", "--out", str(out), "--name", "comparison"]) == 0
-    torch.set_num_threads(threads)
     return out / "comparison"
 
 
