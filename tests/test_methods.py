@@ -188,6 +188,20 @@ def test_manifold_counts_clean_images_too(model: nn.Module, images: Tensor, labe
     torch.testing.assert_close(training_loss(model, images, labels, both, generator=seeded()), expected)
 
 
+def test_a_model_that_changes_its_inputs_in_place_has_the_same_loss_on_clean_images(
+    model: nn.Sequential, images: Tensor, labels: Tensor
+) -> None:
+    class Normalise(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return images.sub_(0.5).mul_(2)
+
+    both, hidden = replace(METHODS["manifold"], clean_weight=0.5), (model[3],)
+    expected = training_loss(model, (images - 0.5) * 2, labels, both, generator=seeded(), hidden=hidden)
+    changing = nn.Sequential(Normalise(), *model)
+    actual = training_loss(changing, images, labels, both, generator=seeded(), hidden=hidden)
+    torch.testing.assert_close(actual, expected)
+
+
 def test_erm_is_cross_entropy_and_balanced_is_that_of_scores_plus_log_counts(
     model: nn.Module, images: Tensor, labels: Tensor
 ) -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from icmixup._checks import check_counts, check_label_types, check_labels, check_no_empty_class
 from icmixup.distributed import mean_over_ranks
 from icmixup.hidden import check_none_compiled, hidden_modules, mix_somewhere
-from icmixup.inputs import Inputs, call_model, first_tensor, join_batches, mix_batch
+from icmixup.inputs import Inputs, call_model, first_tensor, join_batches, map_tensors, mix_batch
 from icmixup.loss import infinite_class_loss
 from icmixup.methods import Method, as_method
 from icmixup.pairs import (
@@ -149,8 +149,10 @@ def forward(
     if method.draw == "manifold":
         modules = hidden_modules(model, images) if hidden is None else hidden
         check_none_compiled(model, modules)
+        # A copy, since a model may change its inputs in place, and they are needed again.
+        inputs = map_tensors(torch.clone, images) if method.clean_weight else images
         with mix_somewhere(modules, pairs, generator):
-            mixed = call_model(model, images)
+            mixed = call_model(model, inputs)
         return (call_model(model, images) if method.clean_weight else None), mixed
     inputs = mix_batch(images, pairs)
     if not method.clean_weight:
