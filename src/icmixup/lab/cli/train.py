@@ -100,6 +100,7 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str] = ()) 
     from icmixup.lab.sweep import check_out, delete_runs, describe_reuse, find_finished
     from icmixup.lab.sweep.progress import Display
     from icmixup.lab.sweep.signals import run_and_end
+    from icmixup.lab.training.classifier import check_linear_classifier
     from icmixup.lab.training.loop import check_sizes, train
     from icmixup.lab.training.ranks import pick_device, world_size
 
@@ -117,6 +118,7 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str] = ()) 
     recipe = settle_batch_size(recipe, len(data.train), given)
     check_sizes(recipe, data)  # before the run has a folder, which would stay behind unfinished
     recipe, data = prepare_data(recipe, data, execution)
+    check_linear_classifier(recipe, data)
     execution = dataclasses.replace(execution, dataset=data)
     if flags.where.fresh:
         delete_runs([recipe], execution)
