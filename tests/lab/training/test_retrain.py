@@ -155,6 +155,20 @@ def test_methods_that_adjust_after_training_are_refused_where_they_cannot_work(
         train(dataclasses.replace(recipe, seed=5), execution)
 
 
+def test_a_network_that_cannot_be_adjusted_leaves_no_folder_of_an_unfinished_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(nn.Linear, "__init__", without_bias(nn.Linear.__init__))
+    execution = Execution(out=tmp_path, data_dir=tmp_path, device="cpu")
+    folder = tmp_path / train(dataclasses.replace(RECIPE, held_out=0.0, epochs=1), execution)["folder"]
+    with pytest.raises(ValueError, match="small-cnn has no bias to adjust"):
+        retrain(folder, "adjust", execution, tau=1.0)
+    args = ["train", "digits", "--method", "erm-adjusted", "--per-class", "20", "--epochs", "1"]
+    assert main([*args, "--out", str(tmp_path), "--device", "cpu"]) == 2
+    assert "small-cnn has no bias to adjust" in capsys.readouterr().err
+    assert [path.parent for path in tmp_path.glob("*/recipe.json")] == [folder]
+
+
 def without_bias(init: Callable[..., None]) -> Callable[..., None]:
     return lambda self, *args, **settings: init(self, *args, **settings | {"bias": False})
 

@@ -80,6 +80,7 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str]) -> in
     from icmixup.lab.sweep import check_out, delete_runs, describe_reuse, find_finished
     from icmixup.lab.sweep.progress import Display
     from icmixup.lab.sweep.signals import run_and_end
+    from icmixup.lab.training.classifier import check_linear_classifier
     from icmixup.lab.training.loop import train
     from icmixup.lab.training.ranks import pick_device, world_size
 
@@ -90,6 +91,7 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str]) -> in
     recipe, execution = load_and_settle(flags.run_recipe(), recipe_name, given, (flags.method,), execution)
     data, device = execution.dataset, pick_device(execution.device)
     assert data is not None
+    check_linear_classifier(recipe, data)
     if flags.where.fresh:
         delete_runs([recipe], execution)
     for note in describe_reuse([recipe], execution):

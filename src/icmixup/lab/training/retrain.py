@@ -71,6 +71,9 @@ def retrain(
     started = time.monotonic()
     # Before a folder is made, which would stay behind without a result.
     model = load_run_weights(run, to_device(initial_model(replace(base, weights=None), data), device))
+    classifier = linear_of(model, recipe, data)
+    if how == "adjust":
+        bias_of(classifier, recipe)
     made = open_run(folder.parent, recipe, identity)
     with lock_folder(made.folder):
         row = finished_row(made)
