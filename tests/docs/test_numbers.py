@@ -29,7 +29,7 @@ def standings(file: str, baseline: str) -> list[Standing]:
             for run in csv.DictReader(text)
         ]
     for run in runs:
-        run["seed"] = int(run["seed"])
+        run["seed"], run["class_accuracies"] = int(run["seed"]), None
     methods, seeds = (list(dict.fromkeys(run[name] for run in runs)) for name in ("method", "seed"))
     return list(rank_methods(runs, methods, seeds, baseline))
 

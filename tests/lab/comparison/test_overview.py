@@ -80,7 +80,7 @@ def test_a_cosine_classifier_is_named_and_has_no_biases() -> None:
 
 def test_data_that_cannot_answer_is_warned_about() -> None:
     recipe = dataclasses.replace(QUICK, epochs=20)  # 20 steps of 30 images
-    few, steps, missing = find_warnings(recipe, made([0, 0, 2] * 10))
+    few, steps, missing, _ = find_warnings(recipe, made([0, 0, 2] * 10))
     assert few.startswith("30 test images can hardly show a difference below 11.3 points")
     assert "20 epochs of 30 images: 20 steps of the optimizer, fewer than 300" in steps
     assert missing == "1 of 3 classes have no test images: dog"
@@ -120,6 +120,13 @@ def test_settings_that_no_method_uses_are_warned_about() -> None:
         *(recipe, made([0, 1, 2] * 400), ["erm"], [0]), recipe_name="quick", where="cpu", seconds=None
     ).warnings
     assert "--kappa has no effect on erm" in warnings
+
+
+def test_a_test_set_with_a_long_tail_is_warned_about() -> None:
+    """Its accuracy is nearly that of the largest classes."""
+    warning = "classes have 1 to 6 test images, and accuracy counts images"
+    assert any(found.startswith(warning) for found in find_warnings(TINY, made([0] * 6 + [1] * 3 + [2])))
+    assert not any("accuracy counts" in found for found in find_warnings(TINY, made([0, 0, 0, 1, 1, 2, 2])))
 
 
 def test_names_of_classes_that_are_probably_one_class_are_warned_about() -> None:

@@ -268,3 +268,50 @@ def test_the_footnote_says_that_tuning_may_change_the_order_or_that_its_choice_m
 
 def best_group(comparison: Comparison) -> list[str]:
     return [standing.method for standing in comparison.standings if standing.in_best_group]
+
+
+def compare_classes(**class_accuracies: list[list[float | None]]) -> Comparison:
+    """Two seeds of each method, tested on 9 images of the first class and 1 of each other one."""
+    rows = [
+        {
+            "method": method,
+            "seed": seed,
+            "accuracy": (9 * found[0] + sum(x for x in found[1:] if x)) / 11,  # type: ignore[operator]
+            "class_accuracies": found,
+        }
+        for method, by_seed in class_accuracies.items()
+        for seed, found in enumerate(by_seed)
+    ]
+    return summarise(QUICK, list(class_accuracies), range(2), "erm", rows)
+
+
+def test_the_verdict_names_the_method_that_is_best_over_classes_where_test_classes_differ_in_size():
+    """On a test set with a long tail, erm was the best, and nothing said that it is not on rare classes."""
+    found = compare_classes(
+        erm=[[100.0, 20.0, 10.0, None], [99.0, 20.0, 12.0, None]],
+        balanced=[[80.0, 80.0, 60.0, None], [78.0, 70.0, 60.0, None]],
+    )
+    assert "erm has the highest accuracy" in found.verdict
+    gap = paired_difference((220 / 3, 208 / 3), (130 / 3, 131 / 3))
+    words = "averaged over classes, which differ in size, balanced has the highest accuracy, 71.3 %"
+    assert f"{words}, {gap} against erm for new seeds alone" in found.verdict
+    both = compare_classes(
+        erm=[[90.0, 20.0, 10.0], [91.0, 20.0, 12.0]], balanced=[[95.0, 80.0, 60.0], [96.0, 70.0, 60.0]]
+    )
+    assert "averaged over classes, balanced is the highest, too" in both.verdict
+
+
+def test_a_test_set_of_equal_classes_needs_no_second_accuracy():
+    equal = [
+        {
+            "method": method,
+            "seed": seed,
+            "accuracy": 50.0 + seed + add,
+            "class_accuracies": [50.0 + seed + add] * 3,
+        }
+        for method, add in (("erm", 0.0), ("mixup", 2.0))
+        for seed in range(2)
+    ]
+    verdict = summarise(QUICK, ["erm", "mixup"], range(2), "erm", equal).verdict
+    assert "classes" not in verdict
+    assert "balanced" not in verdict

@@ -80,3 +80,24 @@ def test_green_is_clearly_above_the_baseline_and_red_clearly_below():
     assert colour("81.2 ± 1.0") == {"green"}  # ic-balanced-mixup-cutmix
     assert colour("60.8 ± 0.8") == {"red"}  # remix
     assert colour("72.5 ± 2.1") == set()  # cutmix, whose interval includes 0
+
+
+def test_balanced_accuracy_is_a_column_where_it_is_another_number():
+    def table(*class_accuracies: float) -> str:
+        rows = [
+            {
+                "method": method,
+                "seed": seed,
+                "accuracy": 60.0 + seed,
+                "class_accuracies": list(class_accuracies),
+            }
+            for method in ("erm", "balanced")
+            for seed in range(2)
+        ]
+        return printed(summarise(QUICK, ["erm", "balanced"], range(2), "erm", rows))
+
+    uneven = table(90.0, 43.0, 20.0)
+    assert "balanced" in uneven.split("erm")[0]
+    assert "51.0" in uneven
+    assert "accuracy %" in uneven
+    assert "balanced" not in table(61.0, 60.0, 60.0).split("erm")[0]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from icmixup._checks import check_choice
 from icmixup.lab.comparison.folds import fold_recipes, pool_folds
+from icmixup.lab.comparison.overview import LONG_TAIL_RATIO
 from icmixup.lab.comparison.statistics import Correct, Look, Standing, rank_methods, take_look
 from icmixup.lab.comparison.variance import Sample
 from icmixup.lab.comparison.verdict import cut_short, footnote, hardly_learnt, verdict
@@ -63,7 +64,6 @@ OPTIONAL_FILES = (
     "tuning.csv",
 )
 NO_PREDICTIONS = "no predictions of test images"
-LONG_TAIL_RATIO = 2  # of the largest to the smallest class, from which on class sizes matter
 
 
 class Failure(NamedTuple):

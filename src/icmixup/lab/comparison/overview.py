@@ -20,6 +20,7 @@ from icmixup.methods import find_method
 # moves their difference by 1.96 sqrt(0.1 / N), which is 2 points with 1,000 images.
 DISAGREEMENT = 0.1
 RESOLVABLE_POINTS = 2.0
+LONG_TAIL_RATIO = 2  # of the largest to the smallest class, from which on class sizes matter
 
 
 def plural(number: int, thing: str) -> str:
@@ -209,6 +210,13 @@ def find_warnings(recipe: Recipe, data: Dataset, tested: int | None = None) -> l
     if missing:
         names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         found.append(f"{len(missing)} of {data.num_classes} classes have no test images: {names}")
+    sizes = torch.bincount(data.test.labels.cpu(), minlength=data.num_classes)
+    fewest, most = int(sizes[sizes > 0].min()), int(sizes.max())
+    if most >= LONG_TAIL_RATIO * fewest:
+        found.append(
+            f"classes have {fewest} to {plural(most, 'test image')}, and accuracy counts images: what helps "
+            "rare classes looks worse than it is; balanced accuracy is the average over classes"
+        )
     if alike := similar_names(data.class_names):
         found.append(
             f"classes {' and '.join(map(repr, alike))} differ only in case or spaces; if they are one class, "

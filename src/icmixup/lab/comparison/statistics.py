@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, stdev
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,7 @@ MEASURES = (
 Correct = Mapping[tuple[str, int], npt.NDArray[np.bool_]]
 """(N,) whether a run is right about each test image, by method and seed."""
 Pair = tuple[str, str]
+UNEVEN_POINTS = 0.5  # between accuracy and balanced accuracy, from which on both are shown
 # With this little of the variance due to seeds, more of them narrow an interval by at most 5 %.
 FEW_SEED_VARIANCE = 0.1
 
@@ -99,7 +100,7 @@ class Standing:
 
     method: str
     accuracies: tuple[float | None, ...]  # by seed; None where the run has no result
-    metrics: Mapping[str, tuple[float | None, ...]]  # each of MEASURES, by seed
+    metrics: Mapping[str, tuple[float | None, ...]]  # each of MEASURES and balanced_accuracy, by seed
     difference: Difference | None = None  # to the baseline; None for the baseline itself
     to_best: Difference | None = None  # to the method with the highest accuracy; None for that one
     in_best_group: bool = False  # not clearly behind any method
@@ -294,7 +295,8 @@ def rank_methods(
         return Standing(
             method,
             tuple(row.get("accuracy") for row in column),
-            {name: tuple(row.get(name) for row in column) for name in MEASURES},
+            {name: tuple(row.get(name) for row in column) for name in MEASURES}
+            | {"balanced_accuracy": tuple(balanced_accuracy(row) for row in column)},
             difference_between(last, decision, method, baseline),
             None if leader is None else difference_between(last, decision, method, leader),
             method in decision.group,
@@ -306,6 +308,22 @@ def rank_methods(
     )
     # A method that got no more seeds because it was clearly behind is not first, whatever its mean.
     return tuple(sorted(standings, key=lambda s: s.method != leader))
+
+
+def balanced_accuracy(row: Mapping[str, Any]) -> float | None:
+    """Accuracy averaged over the classes of the test set; None for a row without accuracies of classes."""
+    found = without_none(row.get("class_accuracies") or ())
+    return fmean(found) if found else None
+
+
+def are_classes_uneven(standings: Sequence[Standing]) -> bool:
+    """Whether it matters that accuracies count images: averages over classes are others, for any method."""
+    return any(
+        standing.mean is not None
+        and (balanced := standing.average("balanced_accuracy")) is not None
+        and abs(balanced - standing.mean) >= UNEVEN_POINTS
+        for standing in standings
+    )
 
 
 def difference_between(look: Look, decision: Decision, method: str, other: str) -> Difference | None:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from icmixup.lab.comparison.compare import Comparison
-from icmixup.lab.comparison.statistics import Standing
+from icmixup.lab.comparison.statistics import Standing, are_classes_uneven
 from icmixup.lab.sweep.progress import duration
 
 NO_VALUE = "-"
@@ -70,7 +70,10 @@ def row_style(standing: Standing) -> str:
 
 
 def accuracy_columns(comparison: Ranked) -> list[Column]:
-    """Accuracy, the best group, the difference to the baseline (* if clear), and accuracy by class size."""
+    """Accuracy, the best group, the difference to the baseline (* if clear), and accuracy by class size.
+
+    Balanced accuracy, the average over classes, is shown where it is another number.
+    """
 
     def difference(standing: Standing) -> str:
         if standing.method == comparison.baseline:
@@ -82,8 +85,10 @@ def accuracy_columns(comparison: Ranked) -> list[Column]:
     groups = [name for name in ("many", "medium", "few") if has_measure(comparison, name)]
     # A single group repeats the accuracy.
     shown = groups if len(groups) > 1 else []
+    balanced = Column("balanced\naccuracy %", lambda s: format_or_dash(s.average("balanced_accuracy"), ".1f"))
     return [
         Column("accuracy %", accuracy_cell),
+        *([balanced] if are_classes_uneven(comparison.standings) else []),
         Column("best\ngroup", lambda s: "yes" if s.in_best_group else NO_VALUE),
         Column(f"against {comparison.baseline}\n[95 % interval]  ", difference),
         *(Column(name, lambda s, name=name: format_or_dash(s.average(name), ".1f")) for name in shown),  # type: ignore[misc]

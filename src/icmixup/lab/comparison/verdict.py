@@ -5,10 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 from icmixup.lab.comparison.correction import ERROR
 from icmixup.lab.comparison.power import POWER, TARGET, Design, estimate_design, requirement
-from icmixup.lab.comparison.statistics import Difference, Look, Standing, decide, signed
+from icmixup.lab.comparison.statistics import (
+    Difference,
+    Look,
+    Standing,
+    are_classes_uneven,
+    balanced_accuracy,
+    decide,
+    paired_difference,
+    signed,
+    without_none,
+)
 
 GUESSING = 1.2, 5.0  # times the accuracy of guessing, and points above it, that are hardly better
 UNCORRECTED = 2  # methods: a single comparison needs no correction
@@ -34,7 +45,7 @@ def verdict(standings: Sequence[Standing], baseline: str, looks: Sequence[Look])
     if all(s.to_best is None or s.to_best.low is None for s in scored):
         return f"{describe_best(scored)}{against(best, base)}; {why_no_interval(scored)}"
     group = [s for s in scored if s.in_best_group]
-    sentences = [headline(scored, group, base), other_family(scored, group, base)]
+    sentences = [headline(scored, group, base), best_over_classes(scored), other_family(scored, group, base)]
     if len(group) > 1:
         sentences.append(what_it_takes(group, looks))
     if base.mean is None:
@@ -49,7 +60,7 @@ def cut_short(epochs: int, full_epochs: int | None) -> str:
     return f"runs were cut short, to {epochs} of the recipe's {full_epochs} epochs; "
 
 
-def hardly_learnt(rows: Sequence[Mapping[str, object]]) -> str:
+def hardly_learnt(rows: Sequence[Mapping[str, Any]]) -> str:
     """The first words of a verdict on methods that are all hardly better than guessing; empty otherwise.
 
     Accuracies are averaged over the C classes of the test set, so that always answering the most frequent
@@ -58,10 +69,10 @@ def hardly_learnt(rows: Sequence[Mapping[str, object]]) -> str:
     by_method: dict[object, list[float]] = {}
     classes = 0
     for row in rows:
-        found = [x for x in row.get("class_accuracies") or () if x is not None]  # type: ignore[attr-defined]
-        if found:
-            by_method.setdefault(row["method"], []).append(fmean(found))
-            classes = len(found)
+        found = balanced_accuracy(row)
+        if found is not None:
+            by_method.setdefault(row["method"], []).append(found)
+            classes = len(without_none(row["class_accuracies"]))
     if not by_method:
         return ""
     best, guessing = max(map(fmean, by_method.values())), 100 / classes
@@ -90,6 +101,24 @@ def headline(scored: Sequence[Standing], group: Sequence[Standing], base: Standi
     return (
         f"no single best method: {describe_best(scored)}{against(best, base)}, but is not clearly better "
         f"than {names}; {behind} {verb} clearly behind"
+    )
+
+
+def best_over_classes(scored: Sequence[Standing]) -> str:
+    """The method with the highest balanced accuracy, where test classes differ in size and it is another one.
+
+    Accuracy counts images: on a test set with a long tail, what helps rare classes looks worse than it is.
+    """
+    if not are_classes_uneven(scored):
+        return ""
+    best = max(scored, key=lambda s: s.average("balanced_accuracy") or 0.0)
+    if best is scored[0]:
+        return f"averaged over classes, {best.method} is the highest, too"
+    gap = paired_difference(*(s.metrics["balanced_accuracy"] for s in (best, scored[0])))
+    against_leader = "" if gap is None else f", {gap} against {scored[0].method} for new seeds alone"
+    return (
+        f"averaged over classes, which differ in size, {best.method} has the highest accuracy, "
+        f"{best.average('balanced_accuracy'):.1f} %{against_leader}"
     )
 
 

@@ -23,6 +23,7 @@ from icmixup.lab.comparison.classes import confused_rows
 from icmixup.lab.comparison.overview import Overview
 from icmixup.lab.comparison.statistics import (
     Difference,
+    balanced_accuracy,
     decide,
     difference_between,
     paired_difference,
@@ -147,8 +148,7 @@ def rows_of(study: Study, name: str) -> list[Row]:
 
 def row_value(row: Row, measure: str) -> float | None:
     if measure == "balanced_accuracy":
-        known = without_none(row.get("class_accuracies") or ())
-        return fmean(known) if known else None
+        return balanced_accuracy(row)
     value = row.get(measure)
     return None if value is None else float(value)
 
