@@ -32,7 +32,7 @@ from icmixup.calibration import mean_class_nll
 from icmixup.lab.comparison.tuning import TUNING_FILE, held_out_parts
 from icmixup.lab.datasets import Dataset
 from icmixup.lab.training.data import training_data
-from icmixup.lab.training.evaluate import class_accuracies
+from icmixup.lab.training.evaluate import mean_class_accuracy
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.predictions import read_predictions
 from icmixup.lab.training.retrain import scores_of
@@ -65,11 +65,6 @@ def load_network(run: Run, data: Dataset, part: Dataset) -> Network:
     if not torch.equal(held_out[1], part.test.labels):
         raise SystemExit(f"{run.folder} held out other images; pass the data that it was tuned on")
     return Network(held_out, (scores, data.test.labels), part.class_counts)
-
-
-def mean_class_accuracy(scores: Tensor, labels: Tensor) -> float:
-    """Percent, over the classes that have images."""
-    return fmean(each for each in class_accuracies(scores, labels) if each is not None)
 
 
 def adjusted_accuracy(network: Network, tau: float, *, test: bool) -> float:

@@ -19,8 +19,8 @@ HELP = f"""{SUMMARY}
   tau-norm    class weights divided by their norm to the power of tau, without biases
   crt         a new classifier, trained on frozen features with class-balanced sampling
 
-Without --tau, it is chosen on training images that the run held out, by their mean class loss; the test
-images take no part. The result is a run of its own, in a folder beside the first.
+Without --tau, it is chosen on training images that the run held out; the test images take
+no part. The result is a run of its own, in a folder beside the first.
 
   icmixup train digits --per-class 100 --imbalance 0.02 --method erm --held-out 0.2
   icmixup retrain runs/digits-100each-lt0.02.small-cnn.erm.s0.* --how adjust

@@ -27,7 +27,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
 from typing import NamedTuple
 
 import optuna
@@ -38,6 +37,7 @@ from icmixup.calibration import mean_class_nll
 from icmixup.lab.datasets import VALIDATION_PARTS, Dataset, validation_dataset
 from icmixup.lab.sweep import delete_runs, find_finished, run_recipes
 from icmixup.lab.sweep.progress import Display
+from icmixup.lab.training.evaluate import mean_class_accuracy
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import check_sizes
 from icmixup.lab.training.predictions import read_predictions
@@ -336,12 +336,11 @@ def add_result(trial: Trial, rows: Sequence[Row], folder: Path) -> Trial:
     """
     found = [read_predictions(folder / row["folder"]).tensors() for row in rows]
     scores, labels = (torch.cat(part) for part in zip(*found, strict=True))
-    right = (scores.argmax(dim=1) == labels).double()
     return replace(
         trial,
         loss=mean_class_nll(scores, labels),
-        class_accuracy=100 * fmean(right[labels == label].mean().item() for label in set(labels.tolist())),
-        accuracy=100 * right.mean().item(),
+        class_accuracy=mean_class_accuracy(scores, labels),
+        accuracy=100 * (scores.argmax(dim=1) == labels).double().mean().item(),
         rows=tuple(rows),
     )
 

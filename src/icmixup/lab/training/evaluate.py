@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from statistics import fmean
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +82,11 @@ def class_accuracies(scores: Tensor, labels: Tensor) -> list[float | None]:
     right = labels[scores.argmax(dim=1) == labels]
     counts = (part.bincount(minlength=scores.shape[1]).tolist() for part in (right, labels))
     return [100 * r / n if n else None for r, n in zip(*counts, strict=True)]
+
+
+def mean_class_accuracy(scores: Tensor, labels: Tensor) -> float:
+    """Accuracy in percent, averaged over the classes that have images."""
+    return fmean(accuracy for accuracy in class_accuracies(scores, labels) if accuracy is not None)
 
 
 def size_group_accuracies(per_class: Sequence[float | None], class_counts: Tensor) -> dict[str, float | None]:
