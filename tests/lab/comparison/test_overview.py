@@ -65,6 +65,17 @@ def test_classes_of_equal_size_are_not_called_smallest_and_largest() -> None:
     assert dict(overview.lines())["classes"] == "3 of 10 images each"
 
 
+def test_heads_are_trained_on_features_not_at_a_size() -> None:
+    features = torch.randn(30, 12)
+    split = Split(features, torch.arange(30) % 3)
+    data = Dataset("made", split, split, NAMES, (0.0,), (1.0,), original_size="224 x 224")
+    recipe = dataclasses.replace(TINY, model="linear")
+    overview = describe_comparison(
+        recipe, data, ("erm",), range(2), recipe_name="head", where="cpu", seconds=None
+    )
+    assert ("resolution", "224 x 224, trained on 12 features") in overview.lines()
+
+
 def test_a_cosine_classifier_is_named_and_has_no_biases() -> None:
     data = load_dataset(TINY.data, Path("unused"))
     sizes = []

@@ -65,6 +65,7 @@ class Overview:
             images = f"{self.train_images:,} for training and {tested} in each of {self.folds} folds"
         original = self.original_size or self.training_size
         same = original == self.training_size
+        at = "on" if self.training_size.endswith("features") else "at"
         fewest = f"{FIRST_LOOK} to " if self.adaptive and len(self.seeds) > FIRST_LOOK else ""
         most = "at most" if self.adaptive else "about"
         time = "unknown" if self.estimated_seconds is None else f"{most} {duration(self.estimated_seconds)}"
@@ -72,7 +73,7 @@ class Overview:
         return [
             ("images", images),
             ("classes", f"{self.classes}{self.class_sizes()}"),
-            ("resolution", original if same else f"{original}, trained at {self.training_size}"),
+            ("resolution", original if same else f"{original}, trained {at} {self.training_size}"),
             ("augmentation", self.augmentation),
             ("model", f"{self.model}, {self.parameters:,} parameters"),
             ("training", f"{plural(self.epochs, 'epoch')}, recipe {self.recipe}"),
