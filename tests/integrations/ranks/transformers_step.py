@@ -17,6 +17,7 @@ def main(path: str, folder: str) -> None:
         loss, _ = trainer.compute_loss(trainer.model.eval(), batch, return_outputs=True)
         print("validation loss", loss.item())
         torch.save(trainer.model.state_dict(), path)
+    torch.distributed.destroy_process_group()  # a rank that ended with its threads running was aborted once
 
 
 if __name__ == "__main__":
