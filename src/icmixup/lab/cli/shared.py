@@ -127,7 +127,10 @@ def join_lines_of_help(flags: type) -> None:
         flags: a dataclass, whose fields may be groups of flags, which are dataclasses too.
     """
     for kind in flags.__mro__[:-1]:
-        source = ast.parse(inspect.getsource(kind)).body[0]
+        try:
+            source = ast.parse(inspect.getsource(kind)).body[0]
+        except OSError:  # installed without sources: help is there all the same, with the docstrings' lines
+            continue
         assert isinstance(source, ast.ClassDef)
         for entry, text in itertools.pairwise(source.body):
             if isinstance(entry, ast.AnnAssign) and isinstance(text, ast.Expr):
