@@ -176,9 +176,18 @@ def pixels(browser: Any) -> list[int]:
     )
 
 
+def wait_until(condition: Callable[[], bool]) -> bool:
+    """Whether the page does something within ten seconds: it draws pictures when they are loaded."""
+    deadline = time.monotonic() + 10
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return condition()
+
+
 def test_the_slider_mixes_the_images_and_moves_along_the_scores(open_page: Callable[..., Any], report: Path):
     browser = open_page(report)
     slider = find(browser, "#lam")
+    assert wait_until(lambda: any(pixels(browser)))
 
     def move(keys: str) -> tuple[list[int], list[str]]:
         slider.send_keys(keys)
@@ -194,7 +203,7 @@ def test_the_slider_mixes_the_images_and_moves_along_the_scores(open_page: Calla
     assert said_first != said_second
     assert all(abs((a + b) / 2 - c) <= 1.5 for a, b, c in zip(first, second, middle, strict=True))
     find(browser, ".pairs label:nth-of-type(2)").click()
-    assert pixels(browser) != middle
+    assert wait_until(lambda: pixels(browser) != middle)
 
 
 def test_all_controls_are_reached_with_the_keyboard(open_page: Callable[..., Any], report: Path):
@@ -274,7 +283,4 @@ def test_a_page_in_progress_loads_itself_again(
     assert "6 of 9 runs" in find(browser, "#progress").text
     assert "when all runs are finished" in find(browser, "#between").text
     write(7)
-    deadline = time.monotonic() + 10
-    while "7 of 9 runs" not in "".join(texts(browser, "#progress")) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert "7 of 9 runs" in find(browser, "#progress").text
+    assert wait_until(lambda: "7 of 9 runs" in "".join(texts(browser, "#progress")))
