@@ -224,6 +224,18 @@ def test_learning_rates_of_heads_are_computed_from_their_rows() -> None:
         assert {len(runs) for runs in found[label].values()} == {3}
 
 
+def test_what_accuracy_chose_is_computed_from_its_rows() -> None:
+    birds = {one.method: one for one in standings("birds_head_tuned_by_accuracy.csv", "balanced")}
+    regmixup, mixup = (f"{birds[name].mean:.1f} %" for name in ("balanced-regmixup", "ic-mixup"))
+    text = flat(FINDINGS)
+    assert f"`balanced-regmixup` has {regmixup} then and `ic-mixup` {mixup}" in text
+    by_loss, by_accuracy = (
+        fmean(accuracies(rows_of=name, method="erm", after="tau-norm", dataset="digits"))
+        for name in ("tau_norm_by_loss.csv", "long_tail_digits.csv")
+    )
+    assert f"was {by_accuracy - by_loss:.1f} points worse than accuracy" in text
+
+
 def test_loss_and_accuracy_on_held_out_images_are_compared_by_their_rows() -> None:
     found: dict[tuple[str, str], dict[str, list[dict[str, str]]]] = {}
     for row in csv_rows("validation_loss.csv"):

@@ -97,8 +97,8 @@ class CompareFlags(RecipeFlags):
     """Trials per method to choose its learning rate, weight decay, alpha, and strength of logit adjustment on
     held-out training images, before it is trained with all seeds on all of them."""
     tune_parts: int | None = None
-    """Quarters of the training images that each trial is scored on in turn, from 1 to 4, one run for each. By
-    default all 4 if a quarter has fewer than 1,000 images, otherwise 1."""
+    """Quarters of the training images that each trial is validated on in turn, from 1 to 4, one run for each.
+    By default all 4 if a quarter has fewer than 1,000 images, otherwise 1."""
     seed: int = 0
     """First seed; a seed determines initial weights, order of images, augmentation and mixing."""
     out: Path = Path("runs")

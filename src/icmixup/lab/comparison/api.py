@@ -116,8 +116,8 @@ def compare(
         baseline: method that differences refer to; "mixup" if it is compared, otherwise the first.
         tune: trials per method to choose learning rate, weight decay, alpha, and strength of logit adjustment
             on held-out training data, before all seeds are trained on all of it.
-        tune_parts: quarters of the training data that each trial is scored on in turn, from 1 to 4, one run
-            for each; by default all 4 if a quarter has fewer than 1,000 examples, otherwise 1.
+        tune_parts: quarters of the training data that each trial is validated on in turn, from 1 to 4, one
+            run for each; by default all 4 if a quarter has fewer than 1,000 examples, otherwise 1.
         transform: applied to every training input whenever it is read, before it is mixed; may be random. It
             gets a tensor, (channels, H, W) uint8 for images.
         test_transform: the same for test inputs; must not be random.

@@ -364,7 +364,7 @@ def comparison_name(
         seeds: with "auto" among them if they are added one by one.
         data: fingerprint of the images.
         tune: trials per method, if values are tuned.
-        tune_parts: parts of the training images that trials are scored on.
+        tune_parts: parts of the training images that trials are validated on.
     """
     plain = dataclasses.replace(recipe, dataset="", method="erm", seed=0)
     tuning = [] if tune is None else [f"tune {tune}" + f" parts {tune_parts}" * (tune_parts > 1)]

@@ -1,8 +1,8 @@
 """--tune N: the values of each method that matter most, chosen on a part of the training images.
 
 Every method gets the same number of trials. A trial consists of ordinary runs, in the folder `trials` beside
-the others: each trains on three quarters of the training images and is scored on the rest, never on the test
-set. Where a quarter has few images, each of them is held out in turn, four runs a trial: the best of ten
+the others: each trains on three quarters of the training images and is validated on the rest, never on the
+test set. Where a quarter has few images, each of them is held out in turn, four runs a trial: the best of ten
 trials on a hundred images is mostly the luckiest. The first trial of each method has the recipe's own values,
 so the choice is never worse than those on the validation images.
 
@@ -49,7 +49,7 @@ TUNING_FILE = "tuning.csv"
 SPANS = {"lr": 10.0, "weight_decay": 10.0, "alpha": 8.0, "adjust_tau": 3.0}
 ROUND = 5  # trials of each method that are suggested before the results of the next ones are known
 DIGITS = 3  # of suggested values
-ENOUGH_IMAGES = 1000  # in one part, for trials to be scored on that part alone
+ENOUGH_IMAGES = 1000  # in one part, for trials to be validated on that part alone
 Values = Mapping[str, float]  # fields of a recipe and their tuned values
 Rows = Mapping[Recipe, Row]
 
