@@ -25,7 +25,7 @@ from icmixup.lab.comparison.statistics import describe_sample, take_look
 from icmixup.lab.datasets import Dataset, DataSpec
 from icmixup.lab.models import weights_digest
 from icmixup.lab.paper.deadline import run_in_time
-from icmixup.lab.paper.results import append_rows
+from icmixup.lab.paper.results import append_rows, check_file
 from icmixup.lab.sweep import run_recipes
 from icmixup.lab.sweep.budget import parse_budget
 from icmixup.lab.training.data import training_data
@@ -251,6 +251,8 @@ def main() -> None:
     kept = [e for e in kept if any(fnmatch(e.name, pattern) for pattern in args.only)]
     if not kept:
         parser.error(f"--only {' '.join(args.only)} matches no line of {', '.join(e.name for e in ENTRIES)}")
+    if args.rows is not None:
+        check_file(args.rows, [trained_recipe(entry, base, seeds[0]) for entry in kept])
     session = Session(execution, args.rows, None if args.budget is None else parse_budget(args.budget))
     found = run_lines(kept, base, seeds, session)
     whole = {name: rows for name, rows in found.items() if len(rows) == len(seeds)}

@@ -23,7 +23,7 @@ from typing import Any, get_args
 from candidates import show
 
 from icmixup.lab.paper.deadline import run_in_time
-from icmixup.lab.paper.results import append_rows, experiment, read_rows
+from icmixup.lab.paper.results import append_rows, check_file, experiment, read_rows
 from icmixup.lab.sweep import run_recipes
 from icmixup.lab.sweep.budget import parse_budget
 from icmixup.lab.training.execution import Execution
@@ -110,6 +110,7 @@ def main() -> None:
     recipes = make_recipes(args.models, args.methods, args.seeds, args.epochs, args.recipe, args.precision)
     todo = without_finished(recipes, args.results)
     print(f"{len(todo)} of {len(recipes)} runs have no row in {args.results}", flush=True)
+    check_file(args.results, todo)
     execution = Execution(out=args.out, data_dir=args.data_dir, device=args.device, workers=args.workers)
     run_and_append(todo, execution, args.results, args.budget)
 

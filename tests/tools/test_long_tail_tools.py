@@ -17,12 +17,17 @@ ROOT = Path(__file__).parents[2]
 LINES = ("erm, then adjusted, tau 1", "erm, then tau-normalised, tau chosen", "balanced")
 
 
-def run_baselines(*flags: str) -> None:
-    """Run the script with these flags, in this process, which has imported torch already."""
+def run_tool(name: str, *flags: str) -> None:
+    """Run a script with these flags, in this process, which has imported torch already."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
-        patch.setattr(sys, "argv", ["long_tail_baselines.py", *flags])
-        runpy.run_path(str(ROOT / "tools" / "long_tail_baselines.py"), run_name="__main__")
+        patch.syspath_prepend(ROOT / "tools")
+        patch.setattr(sys, "argv", [f"{name}.py", *flags])
+        runpy.run_path(str(ROOT / "tools" / f"{name}.py"), run_name="__main__")
+
+
+def run_baselines(*flags: str) -> None:
+    run_tool("long_tail_baselines", *flags)
 
 
 def test_rows_of_methods_and_of_what_is_done_after_training_are_written(
@@ -98,8 +103,29 @@ def test_every_row_of_the_tested_long_tail_recipe_is_a_run_of_the_tool_and_is_no
 
     results = ROOT / "results" / "long_tail.csv"
     networks = ("resnet32", "resnet18", "resnet32x4")
-    recipes = [one for name in RECIPES for one in make_recipes(networks, METHODS, 3, recipe=name)]
+    after = ("erm-adjusted", "regmixup-adjusted", "ic-regmixup-adjusted")  # change biases, which cosines lack
+    of_recipe = {name: METHODS if name == "proco-code" else (*METHODS, *after) for name in RECIPES}
+    recipes = [
+        one for name, methods in of_recipe.items() for one in make_recipes(networks, methods, 3, recipe=name)
+    ]
     todo = without_finished(recipes, results)
     assert len(recipes) - len(todo) == len(read_rows(results).rows)
     assert make_recipes(networks, METHODS, 1)[0] not in todo  # resnet32, balanced, seed 0
     assert make_recipes(["resnet32x4"], METHODS, 1)[0] in todo
+
+
+@pytest.mark.parametrize("tool", ["long_tail_test", "long_tail_baselines"])
+def test_a_file_that_cannot_take_the_rows_is_an_error_before_training(tool: str, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    header = (ROOT / "results" / "runs.csv").read_text().splitlines()[0].split(",")
+    rows.write_text(
+        ",".join(name for name in header if name not in ("cosine_classifier", "tau", "kappa", "alpha")) + "\n"
+    )
+    flags = {
+        "long_tail_test": ["--recipe", "proco-code", "--results", str(rows)],
+        "long_tail_baselines": ["--rows", str(rows), "--recipe", "long-tail"],
+    }
+    out = tmp_path / "runs"
+    with pytest.raises(ValueError, match="has no column for"):
+        run_tool(tool, *flags[tool], "--out", str(out), "--device", "cpu")
+    assert not out.exists()
