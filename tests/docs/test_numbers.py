@@ -606,18 +606,47 @@ def test_the_search_of_the_long_tail_recipe_is_computed_from_its_rows() -> None:
 
 
 LONG_TAILS = ROOT / "docs" / "longtails.md"
-LONG_TAIL_TESTED = (("resnet32", "128"), ("resnet32", "256"), ("resnet18", "128"))  # network, batch size
+# Network, batch size, whether the classifier is one of cosines.
+LONG_TAIL_TESTED = (
+    ("resnet32", "128", "false"),
+    ("resnet32", "256", "false"),
+    ("resnet32", "256", "true"),
+    ("resnet18", "128", "false"),
+)
+
+
+def long_tail_accuracies(
+    method: str, tested: tuple[str, str, str] = LONG_TAIL_TESTED[0], measure: str = "accuracy"
+) -> list[float]:
+    fields = dict(zip(("model", "batch_size", "cosine_classifier"), tested, strict=True))
+    return accuracies(measure, "long_tail.csv", method=method, **fields)
 
 
 def test_the_tests_of_the_long_tail_recipe_are_computed_from_their_rows() -> None:
     rows = csv_rows("long_tail.csv")
     printed = [[row[0].strip("`"), *row[1:]] for row in table_under("ResNet-32", LONG_TAILS)]
     assert {row[0] for row in printed} == {row["method"] for row in rows}
-    assert {(row["model"], row["batch_size"]) for row in rows} == {*LONG_TAIL_TESTED}
+    assert {(row["model"], row["batch_size"], row["cosine_classifier"]) for row in rows} == {
+        *LONG_TAIL_TESTED
+    }
     for method, *cells in printed:
-        for cell, (model, batch_size) in zip(cells, LONG_TAIL_TESTED, strict=True):
-            found = accuracies(rows_of="long_tail.csv", method=method, model=model, batch_size=batch_size)
+        for cell, tested in zip(cells, LONG_TAIL_TESTED, strict=True):
+            found = long_tail_accuracies(method, tested)
             assert cell == (f"{spread(found)} ({len(found)})" if found else "")
+
+
+def test_differences_with_the_long_tail_recipe_are_computed_from_their_rows() -> None:
+    text = flat(LONG_TAILS)
+    own, balanced, soft = map(long_tail_accuracies, ("balanced-ic-regmixup", "balanced", "balanced-regmixup"))
+    assert f"`balanced-ic-regmixup` is {paired_difference(own, balanced)} relative to `balanced`" in text
+    assert f"{paired_difference(own, soft)} relative to `balanced-regmixup`" in text
+    few, many, few_balanced, many_balanced = (
+        fmean(long_tail_accuracies(method, measure=group))
+        for method in ("ic-regmixup-adjusted", "balanced")
+        for group in ("few", "many")
+    )
+    assert f"{few:.1f} % on classes under 20 images and {many:.1f} % on those over 100" in text
+    assert f"`balanced` has {few_balanced:.1f} and {many_balanced:.1f}" in text
 
 
 def test_refinements_of_the_long_tail_recipe_are_computed_from_their_rows() -> None:
@@ -732,6 +761,20 @@ def test_the_note_of_the_share_table_is_computed_from_its_rows() -> None:
     assert f"at 50 % and 100 % differ from ours by at most {max(others):.1f} points" in note
 
 
+def test_shares_of_cifar_100_are_computed_from_their_rows() -> None:
+    fields = {"method": "erm", "dataset": "cifar100", "model": "resnet34", "seed": "0"}
+    shares = [accuracies(fraction=share, **fields)[0] for share in ("0.15", "0.2", "0.25")]
+    low, middle, high = (f"{share:.1f} %" for share in shares)
+    text, (note,) = flat(FINDINGS), TABLES["share"].notes
+    assert f"`erm` has {low} with 15 % of the images, {middle} with 20 % and {high} with 25 %" in text
+    steps = shares[1] - shares[0], shares[2] - shares[1]
+    assert f"{steps[0]:.0f} points from 15 to 20 %, {steps[1]:.0f} from 20 to 25 %" in text
+    assert f"gains {steps[0]:.0f} points from 15 to 20 % of the images and {steps[1]:.0f} from" in note
+    assert f"Halfway between 15 and 25 % are {(shares[0] + shares[2]) / 2:.1f} %" in text
+    (own,) = accuracies(method="ic-mixup-c", dataset="cifar100", fraction="1.0", imbalance="1.0")
+    assert f"`ic-mixup-c`, has {own:.2f} % on all of CIFAR-100" in text
+
+
 def test_the_deviation_on_a_tenth_of_cifar_100_is_computed_from_its_rows() -> None:
     gaps = gaps_to_the_paper("table2-left", "ciFAIR-100")
     below = f"{gaps[0]:.1f} to {gaps[-1]:.1f} points below the paper's numbers for ciFAIR-100"
@@ -754,7 +797,9 @@ def test_subsets_of_cifar_100_are_computed_from_their_rows() -> None:
         assert cells == [*quarter, *half]
 
 
-@pytest.mark.parametrize(("network", "imbalance"), [("ResNet-34", "0.01"), ("ResNet-32", "0.1")])
+@pytest.mark.parametrize(
+    ("network", "imbalance"), [("ResNet-34", "0.01"), ("ResNet-32", "0.1"), ("ResNet-34", "0.1")]
+)
 def test_more_long_tails_are_computed_from_their_rows(network: str, imbalance: str) -> None:
     fields = {"imbalance": imbalance, "model": network.replace("-", "").lower()}
     table = table_under(f"{network}, LT-CIFAR100 {imbalance}")
