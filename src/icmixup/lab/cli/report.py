@@ -10,7 +10,8 @@ from pathlib import Path
 from tyro import conf
 
 from icmixup.lab.cli.shared import Flag, Machine
-from icmixup.lab.cli.terminal import count, print_note
+from icmixup.lab.cli.terminal import print_note
+from icmixup.lab.wording import count
 
 SUMMARY = "Write finished runs as one HTML page, with charts, mistakes and mixed images."
 HELP = f"""{SUMMARY}
