@@ -16,7 +16,7 @@ demo: $(VENV)/ready  ## compare eight methods on long-tailed digits, three seeds
 
 demo-page: demo  ## the report of the demo, also on shifted data, as a page of the documentation
 	$(BIN)/icmixup evaluate runs/demo --device cpu
-	$(BIN)/icmixup report runs/demo/*/ --device cpu --out docs/_extra/demo-report.html
+	$(BIN)/icmixup report runs/demo/*/ --device cpu --to docs/_extra/demo-report.html
 
 # Worksteal gives each worker consecutive tests, so that what the tests of a file share is made once.
 test: $(VENV)/ready  ## every test that needs neither a GPU nor other frameworks

@@ -40,7 +40,7 @@ COMMANDS = {
     "cache": "data check images --data-dir data",  # more photos than stay in memory: into the cache
     "analyse": "analyse runs/* --out analysis --device cpu",
     "evaluate": "evaluate runs --corruptions fog --strengths 1 3 --device cpu",
-    "report": "report runs --out page/report.html --device cpu",
+    "report": "report runs --to page/report.html --device cpu",
 }
 CHANGING = ("minutes", "images_per_second", "memory_mb", "date", "commit", "seconds", "predictions")
 

@@ -5,10 +5,11 @@
 
 Takes a comparison with --tune, whose trials must still have their checkpoints, and tests the networks of all
 trials on the test images, which --tune itself never uses. A row per trial: what it has on the held-out images
-(mean_class_nll, mean_class_accuracy) and on the test images (test_class_accuracy, the mean over its networks,
-one for each part that was held out). For methods that do not adjust for class sizes also the strengths of
-logit adjustment after training that the same held-out images choose by loss and by accuracy, and what they
-have on the test images. Prints, for each method, the test accuracy of the trial that either one chooses.
+(mean_class_nll, balanced_accuracy) and on the test images (test_balanced_accuracy, the mean over its
+networks, one for each part that was held out). For methods that do not adjust for class sizes also the
+strengths of logit adjustment after training that the same held-out images choose by loss and by accuracy, and
+what they have on the test images. Prints, for each method, the test accuracy of the trial that either one
+chooses.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from icmixup.calibration import mean_class_nll
 from icmixup.lab.comparison.tuning import TUNING_FILE, held_out_parts
 from icmixup.lab.datasets import Dataset
 from icmixup.lab.training.data import training_data
-from icmixup.lab.training.evaluate import mean_class_accuracy
+from icmixup.lab.training.evaluate import balanced_accuracy, class_accuracies
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.predictions import read_predictions
 from icmixup.lab.training.retrain import scores_of
@@ -44,7 +45,7 @@ SETTINGS = ("lr", "weight_decay", "alpha", "adjust_tau")
 TAU = ("tau_by_loss", "tau_by_accuracy", "adjusted_by_loss", "adjusted_by_accuracy", "adjusted_tau_1")
 COLUMNS = (
     *("dataset", "model", "imbalance", "data_seed", "method", "trial", *SETTINGS, "parts"),
-    *("mean_class_nll", "mean_class_accuracy", "test_class_accuracy", *TAU),
+    *("mean_class_nll", "balanced_accuracy", "test_balanced_accuracy", *TAU),
     *("device", "torch", "commit", "date"),
 )
 
@@ -69,7 +70,7 @@ def load_network(run: Run, data: Dataset, part: Dataset) -> Network:
 
 def adjusted_accuracy(network: Network, tau: float, *, test: bool) -> float:
     scores, labels = network.test if test else network.held_out
-    return mean_class_accuracy(adjust_scores(scores, network.class_counts, tau), labels)
+    return balanced_accuracy(class_accuracies(adjust_scores(scores, network.class_counts, tau), labels))
 
 
 def tau_columns(networks: Sequence[Network]) -> dict[str, float]:
@@ -100,8 +101,10 @@ def trial_row(line: Mapping[str, str], folder: Path, data: Dataset) -> dict[str,
     held_out = [torch.cat(part) for part in zip(*(network.held_out for network in networks), strict=True)]
     row["parts"] = len(runs)
     row["mean_class_nll"] = mean_class_nll(*held_out)
-    row["mean_class_accuracy"] = mean_class_accuracy(*held_out)
-    row["test_class_accuracy"] = fmean(mean_class_accuracy(*network.test) for network in networks)
+    row["balanced_accuracy"] = balanced_accuracy(class_accuracies(*held_out))
+    row["test_balanced_accuracy"] = fmean(
+        balanced_accuracy(class_accuracies(*network.test)) for network in networks
+    )
     if not recipe.whole_method.adjusts and not recipe.cosine:
         row |= tau_columns(networks)
     rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}
@@ -125,9 +128,9 @@ def print_choices(rows: Sequence[Mapping[str, Any]]) -> None:
     print("|---|---|---|---|---|---|---|")
     for method in dict.fromkeys(row["method"] for row in rows):
         own = [row for row in rows if row["method"] == method]
-        test = [row["test_class_accuracy"] for row in own]
+        test = [row["test_balanced_accuracy"] for row in own]
         losses = [-row["mean_class_nll"] for row in own]
-        accuracies = [row["mean_class_accuracy"] for row in own]
+        accuracies = [row["balanced_accuracy"] for row in own]
         chosen = (test[values.index(max(values))] for values in (accuracies, losses))
         cells = [test[0], *chosen, max(test)]
         ranks = [spearmanr(values, test).statistic if len(own) > 1 else 0 for values in (accuracies, losses)]

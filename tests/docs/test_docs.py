@@ -121,14 +121,20 @@ def test_functions_and_tests_named_for_an_equation_exist(row: list[str]) -> None
     assert set(tests) <= names_of_tests()
 
 
-def test_every_function_and_test_named_on_the_paper_page_exists() -> None:
+def test_every_function_named_on_the_paper_page_exists() -> None:
     spans = re.findall(r"`([\w.]+)`", PAPER.read_text())
     modules = "|".join(map(re.escape, library_modules()))
     dotted = {span for span in spans if re.fullmatch(rf"(?:{modules})\.\w+", span)}
     dotted -= {page.name for page in PAGES} | set(library_modules())
     assert dotted
     assert [span for span in dotted if not is_callable(span)] == []
-    assert {span for span in spans if span.startswith("test_")} <= names_of_tests()
+
+
+@pytest.mark.parametrize("page", ["paper", "mutants"])
+def test_every_test_named_on_a_page_exists(page: str) -> None:
+    named = set(re.findall(r"`(test_\w+)", (ROOT / "docs" / f"{page}.md").read_text()))
+    assert named
+    assert named - names_of_tests() == set()
 
 
 def library_modules() -> list[str]:

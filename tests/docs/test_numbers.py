@@ -171,11 +171,9 @@ def test_tuning_is_computed_from_its_rows() -> None:
         f"{gap(ours, 'erm-adjusted')} relative to `erm-adjusted`; `balanced-ic-regmixup` is "
         f"{gap('balanced-ic-regmixup', 'balanced-regmixup')} relative to `balanced-regmixup`"
     ) in text
-    found = {
-        (trial["method"], trial["lr"]): f"{float(trial['mean_class_accuracy']):.1f} %" for trial in trials
-    }
+    found = {(trial["method"], trial["lr"]): f"{float(trial['balanced_accuracy']):.1f} %" for trial in trials}
     low, own = found["erm", "0.00774"], found["erm", "0.05"]
-    assert f"a mean class accuracy of {low} on held-out images, against {own} with the recipe's 0.05" in text
+    assert f"a balanced accuracy of {low} on held-out images, against {own} with the recipe's 0.05" in text
 
 
 def one_recipe_label(method: str) -> str:
@@ -247,7 +245,7 @@ def test_loss_and_accuracy_on_held_out_images_are_compared_by_their_rows() -> No
         for trials in by_method.values():
             tested, accuracy = (
                 [float(row[name]) for row in trials]
-                for name in ("test_class_accuracy", "mean_class_accuracy")
+                for name in ("test_balanced_accuracy", "balanced_accuracy")
             )
             loss = [-float(row["mean_class_nll"]) for row in trials]
             chosen = [tested[values.index(max(values))] for values in (accuracy, loss)]

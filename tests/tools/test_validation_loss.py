@@ -46,10 +46,10 @@ def test_rows_have_the_trials_and_their_networks_on_the_test_images(
     ]
     for row, trial in zip(found, trials, strict=True):
         assert row["parts"] == "2"
-        for name in ("mean_class_nll", "mean_class_accuracy"):
+        for name in ("mean_class_nll", "balanced_accuracy"):
             assert float(row[name]) == pytest.approx(float(trial[name]), abs=1e-3)
         tests = [accuracy_on_test(comparison.parent / folder) for folder in trial["folder"].split()]
-        assert float(row["test_class_accuracy"]) == pytest.approx(fmean(tests), abs=1e-3)
+        assert float(row["test_balanced_accuracy"]) == pytest.approx(fmean(tests), abs=1e-3)
         assert bool(row["tau_by_loss"]) == bool(row["adjusted_by_accuracy"]) == (row["method"] == "erm")
     assert "| erm |" in printed
 

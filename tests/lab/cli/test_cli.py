@@ -338,7 +338,7 @@ FLAGS = {
         precision compile graph eval-every""",
     "paper": """run-missing seeds only compile engine address workers device json markdown latex write results
         out data-dir debug""",
-    "report": "out open thumbnails no-thumbnails data-dir device debug",
+    "report": "to out open thumbnails no-thumbnails data-dir device debug",
     "retrain": "how tau epochs data-dir device debug",
     "predict": "to device debug",
     "export": "to debug",

@@ -293,12 +293,12 @@ def test_the_verdict_names_the_method_that_is_best_over_classes_where_test_class
     )
     assert "erm has the highest accuracy" in found.verdict
     gap = paired_difference((220 / 3, 208 / 3), (130 / 3, 131 / 3))
-    words = "averaged over classes, which differ in size, balanced has the highest accuracy, 71.3 %"
+    words = "test classes differ in size: balanced has the highest balanced accuracy, 71.3 %"
     assert f"{words}, {gap} against erm for new seeds alone" in found.verdict
     both = compare_classes(
         erm=[[90.0, 20.0, 10.0], [91.0, 20.0, 12.0]], balanced=[[95.0, 80.0, 60.0], [96.0, 70.0, 60.0]]
     )
-    assert "averaged over classes, balanced is the highest, too" in both.verdict
+    assert "balanced has the highest balanced accuracy, too" in both.verdict
 
 
 def test_a_test_set_of_equal_classes_needs_no_second_accuracy():

@@ -105,7 +105,7 @@ def test_results_are_means_over_classes_of_the_validation_images_of_all_parts(ex
     assert images == data.class_counts.tolist()
     assert max(images) > min(images)
     right = [sum(int(each.argmax()) == label for each in of_class) for label, of_class in enumerate(scores)]
-    assert trial.class_accuracy == pytest.approx(
+    assert trial.balanced_accuracy == pytest.approx(
         100 * sum(r / n for r, n in zip(right, images, strict=True)) / 10
     )
     assert trial.accuracy == pytest.approx(100 * sum(right) / sum(images))

@@ -33,7 +33,7 @@ from icmixup.lab.analysis.stored_evaluation import (
     write_evaluation,
 )
 from icmixup.lab.augment import normalise
-from icmixup.lab.comparison.statistics import balanced_accuracy
+from icmixup.lab.comparison.statistics import row_balanced_accuracy
 from icmixup.lab.datasets import Dataset
 from icmixup.lab.training.data import LoadData, data_recipe, remember_data
 from icmixup.lab.training.evaluate import (
@@ -383,7 +383,7 @@ def shifted_metrics(scores: Tensor, labels: Tensor, class_counts: Tensor, temper
 
 def for_json(metrics: Metrics) -> Metrics:
     """Add the balanced accuracy, and replace values that are not finite by None, since JSON has none."""
-    metrics = metrics | {"balanced_accuracy": balanced_accuracy(metrics)}
+    metrics = metrics | {"balanced_accuracy": row_balanced_accuracy(metrics)}
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in metrics.items()

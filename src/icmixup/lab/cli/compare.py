@@ -24,9 +24,10 @@ from icmixup.lab.cli.shared import (
     make_execution,
     plain_path,
 )
-from icmixup.lab.cli.terminal import count, is_first_rank, print_note, stderr_console
+from icmixup.lab.cli.terminal import is_first_rank, print_note, stderr_console
 from icmixup.lab.cli.tuning import check_tune, describe_tuning, run_tuning
 from icmixup.lab.training.recipe import Recipe
+from icmixup.lab.wording import count
 
 if TYPE_CHECKING:
     from icmixup.lab.analysis.report.live import LiveReport

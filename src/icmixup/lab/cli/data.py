@@ -11,7 +11,8 @@ from tyro import conf
 from icmixup._install import install_hint
 from icmixup.lab.cli.loading import check_folder
 from icmixup.lab.cli.shared import Flag, data_folder
-from icmixup.lab.cli.terminal import count, print_rows
+from icmixup.lab.cli.terminal import print_rows
+from icmixup.lab.wording import count
 
 SUMMARY = "List datasets, download one, check one, or show and clear the cache of decoded photos."
 HELP = f"""{SUMMARY}

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from tyro import conf
 
 from icmixup.lab.cli.shared import Flag, Machine
-from icmixup.lab.cli.terminal import count, print_note, print_rows, stderr_console
+from icmixup.lab.cli.terminal import print_note, print_rows, stderr_console
+from icmixup.lab.wording import count
 
 if TYPE_CHECKING:
     from icmixup.lab.analysis.robustness import Summary

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from icmixup.lab.cli.pretrained import is_features, prepare_data, resolve_recipe
-from icmixup.lab.cli.terminal import count, is_first_rank, print_note
+from icmixup.lab.cli.terminal import is_first_rank, print_note
 from icmixup.lab.training.recipe import LINEAR, Recipe
+from icmixup.lab.wording import count
 
 if TYPE_CHECKING:
     from icmixup.lab.datasets import Dataset

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from tyro import conf
 
 from icmixup.lab.cli.shared import Flag
-from icmixup.lab.cli.terminal import count, print_note
+from icmixup.lab.cli.terminal import print_note
+from icmixup.lab.wording import count
 
 if TYPE_CHECKING:
     from icmixup.lab.training.trained import Prediction

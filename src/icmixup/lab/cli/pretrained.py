@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from icmixup.lab.cli.shared import given_flags
-from icmixup.lab.cli.terminal import count, print_note
+from icmixup.lab.cli.terminal import print_note
 from icmixup.lab.training.recipe import LINEAR, RECIPES, TRANSFORMER_LAYER_DECAY, Recipe, Transfer, lengthen
+from icmixup.lab.wording import count
 
 if TYPE_CHECKING:
     from icmixup.lab.datasets import Dataset

@@ -6,11 +6,13 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 from tyro import conf
 
 from icmixup.lab.cli.shared import Flag, Machine
-from icmixup.lab.cli.terminal import count, print_note
+from icmixup.lab.cli.terminal import print_note
+from icmixup.lab.wording import count
 
 SUMMARY = "Write finished runs as one HTML page, with charts, mistakes and mixed images."
 HELP = f"""{SUMMARY}
@@ -21,7 +23,7 @@ and what the networks make of mixed test images. All runs must be of one dataset
 comparisons. icmixup compare writes the same page into the folder of a comparison.
 
   icmixup report runs/digits.small-cnn.quick.1a2b3c              one comparison
-  icmixup report runs/cifar100.* --out cifar100.html --open      all runs of a dataset
+  icmixup report runs/cifar100.* --to cifar100.html --open       all runs of a dataset
   icmixup report runs/birds.* --no-thumbnails                    without images"""
 
 
@@ -31,7 +33,7 @@ class ReportFlags:
 
     paths: conf.Positional[tuple[Path, ...]]
     """Folders of finished runs or of comparisons, or folders that contain runs."""
-    out: Path | None = None
+    to: Annotated[Path | None, conf.arg(aliases=["--out"])] = None
     """File to write; by default report.html in the folder of the comparison, or in this folder for runs."""
     open: Flag = False
     """Open the page in a browser."""
@@ -42,12 +44,12 @@ class ReportFlags:
 
 def run_report(flags: ReportFlags) -> int:
     """Write the page, and print where it is."""
-    if flags.out is not None and flags.out.is_dir():
-        raise ValueError(f"--out must be a file, for example {flags.out / 'report.html'}, got a folder")
+    if flags.to is not None and flags.to.is_dir():
+        raise ValueError(f"--to must be a file, for example {flags.to / 'report.html'}, got a folder")
     from icmixup.lab.analysis.report.make import Options, report_runs
 
     options = Options(flags.where.data_dir, flags.where.device, flags.thumbnails)
-    page, study = report_runs(flags.paths, flags.out, options)
+    page, study = report_runs(flags.paths, flags.to, options)
     for note in study.notes:
         print_note(note)
     size = page.stat().st_size / 1e6

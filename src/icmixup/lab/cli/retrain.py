@@ -10,7 +10,8 @@ from typing import Any, Literal
 from tyro import conf
 
 from icmixup.lab.cli.shared import Machine
-from icmixup.lab.cli.terminal import count, print_note
+from icmixup.lab.cli.terminal import print_note
+from icmixup.lab.wording import count
 
 SUMMARY = "Change the classifier of a trained run for a long tail; all other weights stay as they are."
 HELP = f"""{SUMMARY}

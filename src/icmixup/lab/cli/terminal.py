@@ -28,11 +28,6 @@ def print_note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def count(number: int, thing: str) -> str:
-    """1 image, 2 images."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
-
-
 def print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
     """Print a table on stdout; columns in `right` are right-aligned."""
     from rich.box import SIMPLE_HEAD

@@ -19,8 +19,9 @@ from icmixup.lab.cli.shared import (
     make_execution,
     plain_path,
 )
-from icmixup.lab.cli.terminal import count, is_first_rank, print_note, stderr_console
+from icmixup.lab.cli.terminal import is_first_rank, print_note, stderr_console
 from icmixup.lab.training.recipe import Recipe
+from icmixup.lab.wording import count
 
 SUMMARY = "Train one run on a dataset or a folder of images."
 HELP = """Train one run, in its own folder under --out. After an interruption, the same command resumes.

@@ -129,4 +129,4 @@ def describe_result(trial: Trial) -> str:
     """What a trial has on the validation images, averaged over classes."""
     if trial.loss is None:
         return "no result"
-    return f"loss {trial.loss:.3f}, balanced accuracy {trial.class_accuracy:.1f} %"
+    return f"loss {trial.loss:.3f}, balanced accuracy {trial.balanced_accuracy:.1f} %"

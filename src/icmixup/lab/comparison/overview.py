@@ -14,6 +14,7 @@ from icmixup.lab.datasets.duplicates import count_copies, count_duplicates
 from icmixup.lab.models import build_model, is_own
 from icmixup.lab.sweep.progress import duration
 from icmixup.lab.training.recipe import FEWEST_STEPS, METHOD_FIELDS, QUICK, RECIPES, Recipe, images_per_epoch
+from icmixup.lab.wording import count
 from icmixup.methods import find_method
 
 # Two trained methods often disagree on about one test image in ten. The choice of test images alone then
@@ -21,11 +22,6 @@ from icmixup.methods import find_method
 DISAGREEMENT = 0.1
 RESOLVABLE_POINTS = 2.0
 LONG_TAIL_RATIO = 2  # of the largest to the smallest class, from which on class sizes matter
-
-
-def plural(number: int, thing: str) -> str:
-    """1 epoch, 2 epochs."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 @dataclass(frozen=True)
@@ -76,9 +72,9 @@ class Overview:
             ("resolution", original if same else f"{original}, trained {at} {self.training_size}"),
             ("augmentation", self.augmentation),
             ("model", f"{self.model}, {self.parameters:,} parameters"),
-            ("training", f"{plural(self.epochs, 'epoch')}, recipe {self.recipe}"),
+            ("training", f"{count(self.epochs, 'epoch')}, recipe {self.recipe}"),
             *([("tuning", self.tuning)] if self.tuning else []),
-            ("methods", f"{' '.join(self.methods)}; {fewest}{plural(len(self.seeds), 'seed')} each"),
+            ("methods", f"{' '.join(self.methods)}; {fewest}{count(len(self.seeds), 'seed')} each"),
             ("time", time + (f"; the budget leaves {self.budget}" if self.budget else "")),
         ]
 
@@ -86,7 +82,7 @@ class Overview:
         """The smallest and the largest class, if they differ."""
         (small, fewest), (large, most) = self.smallest_class, self.largest_class
         if fewest == most:
-            return f" of {plural(most, 'image')} each"
+            return f" of {count(most, 'image')} each"
         return f"; smallest {small} ({fewest:,}), largest {large} ({most:,})"
 
     def as_json(self) -> dict[str, object]:
@@ -203,7 +199,7 @@ def find_warnings(recipe: Recipe, data: Dataset, tested: int | None = None) -> l
     steps = recipe.epochs * -(-images_per_epoch(recipe, len(data.train)) // recipe.batch_size)
     if steps < FEWEST_STEPS:
         found.append(
-            f"{plural(recipe.epochs, 'epoch')} of {len(data.train):,} images: {steps} steps of the "
+            f"{count(recipe.epochs, 'epoch')} of {len(data.train):,} images: {steps} steps of the "
             f"optimizer, fewer than {FEWEST_STEPS}: methods that learn slowly look worse than they are; use "
             "more --epochs"
         )
@@ -215,7 +211,7 @@ def find_warnings(recipe: Recipe, data: Dataset, tested: int | None = None) -> l
     fewest, most = int(sizes[sizes > 0].min()), int(sizes.max())
     if most >= LONG_TAIL_RATIO * fewest:
         found.append(
-            f"classes have {fewest} to {plural(most, 'test image')}, and accuracy counts images: what helps "
+            f"classes have {fewest} to {count(most, 'test image')}, and accuracy counts images: what helps "
             "rare classes looks worse than it is; balanced accuracy is the average over classes"
         )
     if alike := similar_names(data.class_names):
@@ -291,4 +287,4 @@ def describe_leak(data: Dataset, *, folds: bool = False) -> str:
 def untested_classes(labels: Tensor, class_names: Sequence[str]) -> list[str]:
     """Names of the classes that (N,) test labels lack."""
     counts = torch.bincount(labels.cpu(), minlength=len(class_names)).tolist()
-    return [name for name, count in zip(class_names, counts, strict=True) if not count]
+    return [name for name, images in zip(class_names, counts, strict=True) if not images]

@@ -22,6 +22,7 @@ from icmixup.lab.comparison.variance import (
     p_value,
     seed_sample,
 )
+from icmixup.lab.training.evaluate import balanced_accuracy
 from icmixup.lab.training.run_folder import Row
 from icmixup.methods import find_method
 
@@ -296,7 +297,7 @@ def rank_methods(
             method,
             tuple(row.get("accuracy") for row in column),
             {name: tuple(row.get(name) for row in column) for name in MEASURES}
-            | {"balanced_accuracy": tuple(balanced_accuracy(row) for row in column)},
+            | {"balanced_accuracy": tuple(row_balanced_accuracy(row) for row in column)},
             difference_between(last, decision, method, baseline),
             None if leader is None else difference_between(last, decision, method, leader),
             method in decision.group,
@@ -310,14 +311,14 @@ def rank_methods(
     return tuple(sorted(standings, key=lambda s: s.method != leader))
 
 
-def balanced_accuracy(row: Mapping[str, Any]) -> float | None:
-    """Accuracy averaged over the classes of the test set; None for a row without accuracies of classes."""
-    found = without_none(row.get("class_accuracies") or ())
-    return fmean(found) if found else None
+def row_balanced_accuracy(row: Mapping[str, Any]) -> float | None:
+    """The balanced accuracy of a run; None for a row without accuracies of classes."""
+    per_class = row.get("class_accuracies")
+    return balanced_accuracy(per_class) if per_class else None
 
 
 def are_classes_uneven(standings: Sequence[Standing]) -> bool:
-    """Whether it matters that accuracies count images: averages over classes are others, for any method."""
+    """Whether the balanced accuracy of any method differs from its accuracy, which counts images."""
     return any(
         standing.mean is not None
         and (balanced := standing.average("balanced_accuracy")) is not None

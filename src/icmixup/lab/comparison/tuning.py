@@ -37,7 +37,7 @@ from icmixup.calibration import mean_class_nll
 from icmixup.lab.datasets import VALIDATION_PARTS, Dataset, validation_dataset
 from icmixup.lab.sweep import delete_runs, find_finished, run_recipes
 from icmixup.lab.sweep.progress import Display
-from icmixup.lab.training.evaluate import mean_class_accuracy
+from icmixup.lab.training.evaluate import balanced_accuracy, class_accuracies
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import check_sizes
 from icmixup.lab.training.predictions import read_predictions
@@ -63,7 +63,7 @@ class Trial:
     recipe: Recipe
     suggested: optuna.Trial = field(repr=False, compare=False)
     loss: float | None = None  # mean_class_nll of the validation images; None without a result
-    class_accuracy: float | None = None  # mean accuracy over classes, percent
+    balanced_accuracy: float | None = None  # averaged over classes, percent
     accuracy: float | None = None  # over images, percent
     rows: tuple[Row, ...] = field(default=(), repr=False)  # one for each part that was held out
     reason: str = ""  # why there is no result
@@ -339,7 +339,7 @@ def add_result(trial: Trial, rows: Sequence[Row], folder: Path) -> Trial:
     return replace(
         trial,
         loss=mean_class_nll(scores, labels),
-        class_accuracy=mean_class_accuracy(scores, labels),
+        balanced_accuracy=balanced_accuracy(class_accuracies(scores, labels)),
         accuracy=100 * (scores.argmax(dim=1) == labels).double().mean().item(),
         rows=tuple(rows),
     )
@@ -383,7 +383,7 @@ TRIAL_COLUMNS = (
         "alpha",
         "adjust_tau",
         "mean_class_nll",
-        "mean_class_accuracy",
+        "balanced_accuracy",
         "accuracy",
         "chosen",
         "status",
@@ -404,7 +404,7 @@ def trial_columns(trial: Trial) -> dict[str, object]:
         "status": "finished" if trial.rows else f"no result: {trial.reason}",
         **{name: row[name] for name in TRIAL_COLUMNS if name in row and name not in trial.values},
         "mean_class_nll": "" if trial.loss is None else round(trial.loss, 6),
-        "mean_class_accuracy": "" if trial.class_accuracy is None else round(trial.class_accuracy, 4),
+        "balanced_accuracy": "" if trial.balanced_accuracy is None else round(trial.balanced_accuracy, 4),
         "accuracy": "" if trial.accuracy is None else round(trial.accuracy, 4),
         "minutes": round(sum(row["minutes"] for row in trial.rows), 4) if trial.rows else "",
         "method": trial.method,

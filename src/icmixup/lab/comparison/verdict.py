@@ -14,9 +14,9 @@ from icmixup.lab.comparison.statistics import (
     Look,
     Standing,
     are_classes_uneven,
-    balanced_accuracy,
     decide,
     paired_difference,
+    row_balanced_accuracy,
     signed,
     without_none,
 )
@@ -69,7 +69,7 @@ def hardly_learnt(rows: Sequence[Mapping[str, Any]]) -> str:
     by_method: dict[object, list[float]] = {}
     classes = 0
     for row in rows:
-        found = balanced_accuracy(row)
+        found = row_balanced_accuracy(row)
         if found is not None:
             by_method.setdefault(row["method"], []).append(found)
             classes = len(without_none(row["class_accuracies"]))
@@ -80,7 +80,7 @@ def hardly_learnt(rows: Sequence[Mapping[str, Any]]) -> str:
     if best > min(times * guessing, guessing + points):
         return ""
     return (
-        f"no method is much better than guessing, with at most {best:.1f} % on average over classes where "
+        f"no method is much better than guessing, with a balanced accuracy of at most {best:.1f} % where "
         f"guessing has {guessing:.1f} %, so nothing can be concluded: train longer, or with another --lr; "
     )
 
@@ -113,11 +113,11 @@ def best_over_classes(scored: Sequence[Standing]) -> str:
         return ""
     best = max(scored, key=lambda s: s.average("balanced_accuracy") or 0.0)
     if best is scored[0]:
-        return f"averaged over classes, {best.method} is the highest, too"
+        return f"{best.method} has the highest balanced accuracy, too"
     gap = paired_difference(*(s.metrics["balanced_accuracy"] for s in (best, scored[0])))
     against_leader = "" if gap is None else f", {gap} against {scored[0].method} for new seeds alone"
     return (
-        f"averaged over classes, which differ in size, {best.method} has the highest accuracy, "
+        f"test classes differ in size: {best.method} has the highest balanced accuracy, "
         f"{best.average('balanced_accuracy'):.1f} %{against_leader}"
     )
 

@@ -5,7 +5,7 @@ N test images, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean
 
@@ -40,7 +40,7 @@ def evaluate(scores: Tensor, labels: Tensor, class_counts: Tensor) -> Metrics:
     Returns:
         accuracy: of all test images.
         class_accuracies: list of C, None for a class without test images.
-        many, medium, few: mean class accuracy over classes of > 100, 20 to 100 and < 20 training images;
+        many, medium, few: balanced accuracy of the classes of > 100, 20 to 100 and < 20 training images;
             None if there is no such class.
         nll, calibration_error: of the scores as given; expected calibration error with 15 bins.
         adaptive_calibration_error: the same with 15 bins of equally many images.
@@ -84,18 +84,18 @@ def class_accuracies(scores: Tensor, labels: Tensor) -> list[float | None]:
     return [100 * r / n if n else None for r, n in zip(*counts, strict=True)]
 
 
-def mean_class_accuracy(scores: Tensor, labels: Tensor) -> float:
-    """Accuracy in percent, averaged over the classes that have images."""
-    return fmean(accuracy for accuracy in class_accuracies(scores, labels) if accuracy is not None)
+def balanced_accuracy(per_class: Iterable[float | None]) -> float:
+    """Accuracy averaged over the classes that have test images, from what class_accuracies returns."""
+    return fmean(accuracy for accuracy in per_class if accuracy is not None)
 
 
 def size_group_accuracies(per_class: Sequence[float | None], class_counts: Tensor) -> dict[str, float | None]:
-    """Mean class accuracy of the classes with many, medium and few training images."""
+    """Balanced accuracy of the classes with many, medium and few training images."""
     groups: dict[str, list[float]] = {"many": [], "medium": [], "few": []}
     for accuracy, count in zip(per_class, class_counts.tolist(), strict=True):
         if accuracy is not None:
             groups[size_group(count)].append(accuracy)
-    return {name: sum(group) / len(group) if group else None for name, group in groups.items()}
+    return {name: fmean(group) if group else None for name, group in groups.items()}
 
 
 def size_group(count: int) -> str:

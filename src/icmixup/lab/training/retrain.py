@@ -27,7 +27,13 @@ from icmixup.adjustment import fit_adjustment, pick_tau
 from icmixup.lab.datasets import Dataset, Split
 from icmixup.lab.training.classifier import adjust_bias, bias_of, linear_of
 from icmixup.lab.training.data import training_data
-from icmixup.lab.training.evaluate import evaluate, evaluation_mode, mean_class_accuracy, split_scores
+from icmixup.lab.training.evaluate import (
+    balanced_accuracy,
+    class_accuracies,
+    evaluate,
+    evaluation_mode,
+    split_scores,
+)
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.feed import make_feed
 from icmixup.lab.training.identity import autocast_dtype, identify
@@ -145,7 +151,7 @@ def normalise_weights(classifier: nn.Linear, tau: float) -> None:
 
 def choose_tau(model: nn.Module, classifier: nn.Linear, recipe: Recipe, data: Dataset) -> float:
     """The tau of `adjust` with the lowest loss on the held-out images, as fit_adjustment says; that of
-    `tau-norm` with the highest mean class accuracy: by its loss, networks that fit their few images exactly
+    `tau-norm` with the highest balanced accuracy: by its loss, networks that fit their few images exactly
     were not normalised at all."""
     assert data.held_out is not None, "retrained_recipe asks for held-out images"
     scores = scores_of(model, data.held_out, recipe, data)
@@ -154,7 +160,7 @@ def choose_tau(model: nn.Module, classifier: nn.Linear, recipe: Recipe, data: Da
         return fit_adjustment(scores, labels, data.class_counts)
     norms = classifier.weight.detach().norm(dim=1).float().cpu()
     plain = scores if classifier.bias is None else scores - classifier.bias.detach().float().cpu()
-    return pick_tau(lambda tau: -mean_class_accuracy(plain / norms**tau, labels))
+    return pick_tau(lambda tau: -balanced_accuracy(class_accuracies(plain / norms**tau, labels)))
 
 
 def scores_of(model: nn.Module, split: Split, recipe: Recipe, data: Dataset) -> Tensor:

@@ -589,14 +589,15 @@ def test_the_page_of_runs_in_progress_says_how_far_they_are(trained: Path, tmp_p
     assert path.name == live.REPORT_FILE
 
 
+@pytest.mark.parametrize("flag", ["--to", "--out"])
 def test_report_prints_its_file_and_refuses_a_folder(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flag: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    out = tmp_path / "page.html"
-    assert main(["report", str(trained), "--out", str(out), "--device", "cpu"]) == 0
-    assert capsys.readouterr().out.strip() == str(out)
-    assert main(["report", str(trained), "--out", str(tmp_path)]) == 2
-    assert "--out must be a file" in capsys.readouterr().err
+    page = tmp_path / "page.html"
+    assert main(["report", str(trained), flag, str(page), "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.strip() == str(page)
+    assert main(["report", str(trained), flag, str(tmp_path)]) == 2
+    assert "--to must be a file" in capsys.readouterr().err
 
 
 def test_the_page_in_the_documentation_is_small_and_loads_nothing():

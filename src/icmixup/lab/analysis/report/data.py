@@ -23,10 +23,10 @@ from icmixup.lab.comparison.classes import confused_rows
 from icmixup.lab.comparison.overview import Overview
 from icmixup.lab.comparison.statistics import (
     Difference,
-    balanced_accuracy,
     decide,
     difference_between,
     paired_difference,
+    row_balanced_accuracy,
     without_none,
 )
 from icmixup.lab.comparison.table import accuracy_columns, calibration_columns, tuned_columns
@@ -148,7 +148,7 @@ def rows_of(study: Study, name: str) -> list[Row]:
 
 def row_value(row: Row, measure: str) -> float | None:
     if measure == "balanced_accuracy":
-        return balanced_accuracy(row)
+        return row_balanced_accuracy(row)
     value = row.get(measure)
     return None if value is None else float(value)
 
@@ -209,7 +209,7 @@ def class_table(study: Study, names: Sequence[str], classes: Sequence[str], part
         "test": tested,
         "many_above": MANY_ABOVE,
         "few_below": FEW_BELOW,
-        "accuracy": [mean_class_accuracies(rows_of(study, name), len(classes)) for name in names],
+        "accuracy": [accuracies_by_class(rows_of(study, name), len(classes)) for name in names],
         "groups": {
             group: [tidy(mean_of(rows_of(study, name), group)) for name in names]
             for group in ("many", "medium", "few")
@@ -217,7 +217,7 @@ def class_table(study: Study, names: Sequence[str], classes: Sequence[str], part
     }
 
 
-def mean_class_accuracies(rows: Sequence[Row], num_classes: int) -> list[float | None]:
+def accuracies_by_class(rows: Sequence[Row], num_classes: int) -> list[float | None]:
     lists = [row["class_accuracies"] for row in rows if len(row.get("class_accuracies") or ()) == num_classes]
     columns = [without_none(column) for column in zip(*lists, strict=True)]
     return [tidy(fmean(column), 2) if column else None for column in columns]
