@@ -1,4 +1,4 @@
-"""Speed of training on this machine as it is: short runs, as many at once as the runs themselves.
+"""Speed of training on this machine as it is: short trials, as many at once as the runs themselves.
 
 A trial is a real run in a temporary folder that is ended after a few seconds. The time of a run is
 
