@@ -796,6 +796,16 @@ def test_arguments_of_another_type_are_named(model: nn.Module, images: Tensor, l
         infinite_class_loss(model(images), labels.tolist())
 
 
+@pytest.mark.parametrize("name", ["erm", "balanced", "focal", "ldam", "ldam-drw", "erm-drw"])
+@pytest.mark.parametrize(("rows", "given"), [(B, 1), (1, B), (B, B - 1)])
+def test_another_number_of_labels_than_images_is_refused_and_never_broadcast(
+    name: str, rows: int, given: int, model: nn.Module, images: Tensor, labels: Tensor
+) -> None:
+    counts = torch.arange(1, C + 1)
+    with pytest.raises(ValueError, match=rf"{given} labels but {rows} rows of scores"):
+        training_loss(model, images[:rows], labels[:given], METHODS[name].at(1.0), counts)
+
+
 # Inputs and outputs other than one tensor
 
 

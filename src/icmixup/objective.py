@@ -8,7 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from icmixup._checks import check_counts, check_label_types, check_labels, check_no_empty_class
+from icmixup._checks import (
+    check_counts,
+    check_label_types,
+    check_labels,
+    check_no_empty_class,
+    check_one_label_per_row,
+)
 from icmixup.distributed import mean_over_ranks
 from icmixup.hidden import check_none_compiled, hidden_modules, mix_somewhere
 from icmixup.inputs import Inputs, call_model, first_tensor, join_batches, map_tensors, mix_batch
@@ -187,6 +193,8 @@ def cross_entropy(
         labels: (B,) integers or (B, C) class shares Y.
         class_counts: (C,), for margins m and weights w.
     """
+    # One label would silently stand for all rows where shares are multiplied.
+    check_one_label_per_row(scores, labels)
     weighed = method.class_sizes == "effective"
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if not (method.margin or method.focal_gamma or weighed):
