@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import get_worker_info
 
-from icmixup._checks import check_counts, check_label_types, check_tensor, check_whole
+from icmixup._checks import check_batch, check_counts, check_label_types, check_tensor, check_whole
 from icmixup.inputs import Inputs, first_tensor, mix_batch
 from icmixup.loss import label_loss
 from icmixup.methods import Method, as_method
@@ -134,6 +134,8 @@ class MethodLoss(nn.Module):
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
         """(B, C) scores and (B, C) targets to the method's loss; with (B,) integers, plain cross-entropy."""
+        check_tensor("scores", scores)
+        check_batch(targets)
         if targets.dim() == 1:
             return label_loss(scores, targets)
         counts = None if self.class_counts is None else check_counts(self.class_counts, scores.device)

@@ -14,6 +14,7 @@ from icmixup._checks import (
     check_labels,
     check_no_empty_class,
     check_one_label_per_row,
+    check_rows,
 )
 from icmixup.distributed import mean_over_ranks
 from icmixup.hidden import check_none_compiled, hidden_modules, mix_somewhere
@@ -239,6 +240,8 @@ def mixed_loss(
 ) -> Tensor:
     """Cross-entropy on soft targets, or the Infinite Class loss if the method names axes."""
     if not method.axes:
+        check_rows(scores, targets)
+        targets = targets.to(torch.promote_types(targets.dtype, torch.float32))
         scores = adjust(scores, method.class_sizes == "adjust", class_counts, method.adjust_tau)
         return cross_entropy(scores, targets, method, class_counts)
     virtual = class_weights = None
