@@ -32,6 +32,7 @@ from icmixup import (
     infinite_class_loss,
     mix_inputs,
     mix_targets,
+    mixed_accuracy,
     training_loss,
 )
 from icmixup.hidden import mix_somewhere
@@ -784,8 +785,11 @@ def test_arguments_of_another_type_are_named(model: nn.Module, images: Tensor, l
         ("class_counts", lambda: training_loss(model, images, labels, "balanced", [5] * C)),
         ("class_counts", lambda: Mixer("ic-remix", C, [5] * C)),
         ("class_counts", lambda: draw_remix(labels, 0.2, [5] * C)),
+        ("class_counts", lambda: draw_virtual([5] * C, 3)),
         ("class_weights", lambda: InfiniteClassLoss(class_weights=[1.0] * C)),
         ("images", lambda: mix_inputs(images.tolist(), draw_mixup(labels))),
+        ("scores", lambda: mixed_accuracy([[0.0, 1.0]], torch.tensor([[0.0, 1.0]]))),
+        ("targets", lambda: mixed_accuracy(torch.eye(2), [[1.0, 0.0], [0.0, 1.0]])),
         ("scores", lambda: fit_temperature([[0.0, 1.0]], torch.tensor([1]))),
         ("labels", lambda: fit_temperature(torch.eye(2), [0, 1])),
     ]
