@@ -17,7 +17,7 @@ from icmixup._checks import (
     check_rows,
 )
 from icmixup.distributed import mean_over_ranks
-from icmixup.hidden import check_none_compiled, hidden_modules, mix_somewhere
+from icmixup.hidden import check_hidden, check_none_compiled, hidden_modules, mix_somewhere
 from icmixup.inputs import Inputs, call_model, first_tensor, join_batches, map_tensors, mix_batch
 from icmixup.loss import infinite_class_loss
 from icmixup.methods import Method, as_method
@@ -155,6 +155,7 @@ def forward(
     """(B, C) scores of the clean images, if they count, and of the mixed ones."""
     if method.draw == "manifold":
         modules = hidden_modules(model, images) if hidden is None else hidden
+        check_hidden(modules)
         check_none_compiled(model, modules)
         # A copy, since a model may change its inputs in place, and they are needed again.
         inputs = map_tensors(torch.clone, images) if method.clean_weight else images
