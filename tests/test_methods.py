@@ -786,6 +786,7 @@ def test_arguments_of_another_type_are_named(model: nn.Module, images: Tensor, l
         ("class_counts", lambda: Mixer("ic-remix", C, [5] * C)),
         ("class_counts", lambda: draw_remix(labels, 0.2, [5] * C)),
         ("class_counts", lambda: draw_virtual([5] * C, 3)),
+        ("partner", lambda: draw_mixup(labels, partner=list(range(B)))),
         ("class_weights", lambda: InfiniteClassLoss(class_weights=[1.0] * C)),
         ("images", lambda: mix_inputs(images.tolist(), draw_mixup(labels))),
         ("scores", lambda: mixed_accuracy([[0.0, 1.0]], torch.tensor([[0.0, 1.0]]))),

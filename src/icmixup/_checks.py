@@ -135,7 +135,8 @@ def check_choice(name: str, value: object, known: tuple[object, ...]) -> None:
 def check_partner(partner: Tensor, labels: Tensor, mode: str) -> Tensor:
     import torch
 
-    if partner.shape != (len(labels),) or partner.is_floating_point():
+    check_tensor("partner", partner)
+    if partner.shape != (len(labels),) or partner.is_floating_point() or partner.dtype == torch.bool:
         raise ValueError(
             f"partner has dtype {partner.dtype} and shape {tuple(partner.shape)}; "
             f"expected ({len(labels)},) integers, the index of each image's partner in the batch"
