@@ -170,9 +170,12 @@ def test_the_number_of_classes_may_come_from_numpy(images: Tensor, labels: Tenso
 
 
 @pytest.mark.slow
-def test_a_mixer_compiles_into_one_graph_and_takes_a_short_last_batch(images: Tensor, labels: Tensor) -> None:
+@pytest.mark.parametrize("name", ["ic-mixup", "remix", "balanced", "ldam"])
+def test_a_mixer_compiles_into_one_graph_and_takes_a_short_last_batch(
+    name: str, images: Tensor, labels: Tensor
+) -> None:
     torch.compiler.reset()
-    mixer = Mixer("ic-mixup", C)
+    mixer = Mixer(name, C, COUNTS)
     criterion = mixer.criterion()
 
     def step(images: Tensor, labels: Tensor) -> Tensor:

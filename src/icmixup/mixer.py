@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import overload
 
 import torch
@@ -140,8 +139,7 @@ class MethodLoss(nn.Module):
             return label_loss(scores, targets)
         counts = None if self.class_counts is None else check_counts(self.class_counts, scores.device)
         if self.method.draw == "none":  # clean inputs, whose targets the mixer has smoothed already
-            method = replace(self.method, label_smoothing=0.0)
-            return method.clean_weight * clean_loss(scores, targets, method, counts)
+            return self.method.clean_weight * clean_loss(scores, targets, self.method, counts, smoothed=True)
         return mixed_loss(scores, targets, self.method, counts, self.generator)
 
     def extra_repr(self) -> str:

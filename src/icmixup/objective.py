@@ -171,16 +171,19 @@ def forward(
     return call_model(model, images), call_model(model, inputs)
 
 
-def clean_loss(scores: Tensor, labels: Tensor, method: Method, class_counts: Tensor | None) -> Tensor:
-    """Cross-entropy of unmixed images."""
+def clean_loss(
+    scores: Tensor, labels: Tensor, method: Method, class_counts: Tensor | None, smoothed: bool = False
+) -> Tensor:
+    """Cross-entropy of unmixed images, whose labels the method smooths unless they are already `smoothed`."""
     if labels.dim() == 2:
         labels = class_shares(labels, scores.shape[1], torch.promote_types(scores.dtype, torch.float32))
     else:
         # Torch would silently skip labels of -100.
         check_labels(labels, scores.shape[1])
         labels = labels.long()
+    smoothing = 0.0 if smoothed else method.label_smoothing
     scores = adjust(scores, method.class_sizes in ("adjust", "adjust-clean"), class_counts, method.adjust_tau)
-    return cross_entropy(scores, labels, method, class_counts, method.label_smoothing)
+    return cross_entropy(scores, labels, method, class_counts, smoothing)
 
 
 def cross_entropy(
