@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import overload
+from collections.abc import Mapping, Sequence
+from typing import TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from icmixup.loss import label_loss
 from icmixup.methods import Method, as_method
 from icmixup.objective import clean_loss, draw_pairs, mixed_loss, needs_class_counts
 from icmixup.pairs import mix_targets, unmixed
+
+Entry = TypeVar("Entry")  # of a tuple or dict of inputs: a tensor, a flag or None
 
 
 class Mixer:
@@ -67,6 +70,10 @@ class Mixer:
 
     @overload
     def __call__(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]: ...
+    @overload
+    def __call__(self, inputs: Mapping[str, Entry], labels: Tensor) -> tuple[Mapping[str, Entry], Tensor]: ...
+    @overload
+    def __call__(self, inputs: Sequence[Entry], labels: Tensor) -> tuple[Sequence[Entry], Tensor]: ...
     @overload
     def __call__(self, inputs: Inputs, labels: Tensor) -> tuple[Inputs, Tensor]: ...
     def __call__(self, inputs: Inputs, labels: Tensor) -> tuple[Inputs, Tensor]:
