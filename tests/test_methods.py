@@ -797,6 +797,9 @@ def test_arguments_of_another_type_are_named(model: nn.Module, images: Tensor, l
     for name, call in calls:
         with pytest.raises(TypeError, match=rf"{name} must be a torch.Tensor, got list"):
             call()
+    for method in ("erm", "ic-mixup", "ic-manifold"):
+        with pytest.raises(TypeError, match=r"the inputs must be a torch.Tensor, or .* got ndarray"):
+            training_loss(model, images.numpy(), labels, method)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"targets must be a torch.Tensor, got list"):
         infinite_class_loss(model(images), labels.tolist())
 
