@@ -431,3 +431,21 @@ def test_bad_input_is_named_in_the_error(model: nn.Sequential, images: Tensor) -
         mix_hidden(model[5], boxes),
     ):
         model(images)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "given"),
+    [
+        (nn.Sequential(nn.Tanh()), "Sequential"),
+        (nn.Linear(2, 2), "Linear"),
+        (("layer1",), "a tuple with str"),
+        ("layer1", "str"),
+        (iter([nn.Tanh()]), "list_iterator"),
+    ],
+    ids=["sequential", "module", "names", "name", "iterator"],
+)
+def test_a_module_in_place_of_a_tuple_is_refused_since_its_children_would_be_mixed_at(
+    hidden: Any, given: str, model: nn.Sequential, images: Tensor
+) -> None:
+    with pytest.raises(TypeError, match=rf"hidden must be a tuple of modules .* got {given}"):
+        training_loss(model, images, torch.zeros(len(images)).long(), "manifold", hidden=hidden)

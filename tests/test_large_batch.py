@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from icmixup import InfiniteClassLoss, draw_mixup, mix_targets
 from icmixup.large_batch import cached_backward
@@ -148,6 +148,21 @@ def test_running_statistics_are_those_of_one_forward_a_part(part_size: int, part
     cached_backward(model, inputs, loss, part_size)
     for ours, plain in zip(model.buffers(), trained.buffers(), strict=True):
         torch.testing.assert_close(ours, plain)
+
+
+@PARTS
+def test_spectral_norm_makes_one_power_iteration_a_part_the_same_in_both_passes(
+    part_size: int, parts: int
+) -> None:
+    inputs, loss = make_batch()
+    inputs, model = inputs.double(), make_model(spectral_norm(nn.Linear(16, 16)))
+    whole = copy.deepcopy(model)
+    loss(torch.cat([whole(part) for part in inputs.tensor_split(parts)])).backward()
+    cached_backward(model, inputs, loss, part_size)
+    for ours, one_pass in zip(gradients(model), gradients(whole), strict=True):
+        torch.testing.assert_close(ours, one_pass)
+    for ours, one_pass in zip(model.buffers(), whole.buffers(), strict=True):
+        torch.testing.assert_close(ours, one_pass)
 
 
 @PARTS

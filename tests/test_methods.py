@@ -32,6 +32,7 @@ from icmixup import (
     infinite_class_loss,
     mix_inputs,
     mix_targets,
+    mixed_accuracy,
     training_loss,
 )
 from icmixup.hidden import mix_somewhere
@@ -784,16 +785,33 @@ def test_arguments_of_another_type_are_named(model: nn.Module, images: Tensor, l
         ("class_counts", lambda: training_loss(model, images, labels, "balanced", [5] * C)),
         ("class_counts", lambda: Mixer("ic-remix", C, [5] * C)),
         ("class_counts", lambda: draw_remix(labels, 0.2, [5] * C)),
+        ("class_counts", lambda: draw_virtual([5] * C, 3)),
+        ("partner", lambda: draw_mixup(labels, partner=list(range(B)))),
         ("class_weights", lambda: InfiniteClassLoss(class_weights=[1.0] * C)),
         ("images", lambda: mix_inputs(images.tolist(), draw_mixup(labels))),
+        ("scores", lambda: mixed_accuracy([[0.0, 1.0]], torch.tensor([[0.0, 1.0]]))),
+        ("targets", lambda: mixed_accuracy(torch.eye(2), [[1.0, 0.0], [0.0, 1.0]])),
         ("scores", lambda: fit_temperature([[0.0, 1.0]], torch.tensor([1]))),
         ("labels", lambda: fit_temperature(torch.eye(2), [0, 1])),
     ]
     for name, call in calls:
         with pytest.raises(TypeError, match=rf"{name} must be a torch.Tensor, got list"):
             call()
+    for method in ("erm", "ic-mixup", "ic-manifold"):
+        with pytest.raises(TypeError, match=r"the inputs must be a torch.Tensor, or .* got ndarray"):
+            training_loss(model, images.numpy(), labels, method)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"targets must be a torch.Tensor, got list"):
         infinite_class_loss(model(images), labels.tolist())
+
+
+@pytest.mark.parametrize("name", ["erm", "balanced", "focal", "ldam", "ldam-drw", "erm-drw"])
+@pytest.mark.parametrize(("rows", "given"), [(B, 1), (1, B), (B, B - 1)])
+def test_another_number_of_labels_than_images_is_refused_and_never_broadcast(
+    name: str, rows: int, given: int, model: nn.Module, images: Tensor, labels: Tensor
+) -> None:
+    counts = torch.arange(1, C + 1)
+    with pytest.raises(ValueError, match=rf"{given} labels but {rows} rows of scores"):
+        training_loss(model, images[:rows], labels[:given], METHODS[name].at(1.0), counts)
 
 
 # Inputs and outputs other than one tensor

@@ -81,6 +81,32 @@ def test_on_integer_labels_the_criterion_is_cross_entropy(
     torch.testing.assert_close(criterion(scores, labels), F.cross_entropy(scores, labels))
 
 
+@pytest.mark.parametrize("name", ["mixup", "ic-mixup", "balanced-mixup", "erm"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float16, torch.float64], ids=str)
+def test_one_hot_targets_of_any_type_have_the_loss_of_float32_ones(
+    name: str, dtype: torch.dtype, labels: Tensor
+) -> None:
+    scores = torch.randn(len(labels), C, generator=seeded())
+    one_hot = F.one_hot(labels.long(), C)
+    criterion = Mixer(name, C, COUNTS).criterion()
+    actual = criterion(scores, one_hot.to(dtype))
+    torch.testing.assert_close(actual, criterion(scores, one_hot.float()), check_dtype=False)
+
+
+@pytest.mark.parametrize("name", ["mixup", "ic-mixup", "balanced-mixup", "erm"])
+def test_targets_that_do_not_fit_the_scores_are_refused_by_every_criterion(name: str) -> None:
+    criterion, scores = Mixer(name, C, COUNTS).criterion(), torch.zeros(6, C)
+    with pytest.raises(ValueError, match=r"multi-label targets are not supported"):
+        criterion(scores, torch.ones(6, C))
+    for wrong in (torch.full((6, C + 1), 1 / (C + 1)), torch.full((1, C), 1 / C), torch.tensor(1)):
+        with pytest.raises(ValueError, match=r"expected|one label per row"):
+            criterion(scores, wrong)
+    with pytest.raises(TypeError, match=r"labels must be a torch.Tensor, got list"):
+        criterion(scores, [0] * 6)
+    with pytest.raises(TypeError, match=r"scores must be a torch.Tensor, got list"):
+        criterion(scores.tolist(), torch.zeros(6).long())
+
+
 def test_without_a_mixing_method_inputs_stay_and_labels_become_targets(
     images: Tensor, labels: Tensor
 ) -> None:
@@ -144,9 +170,12 @@ def test_the_number_of_classes_may_come_from_numpy(images: Tensor, labels: Tenso
 
 
 @pytest.mark.slow
-def test_a_mixer_compiles_into_one_graph_and_takes_a_short_last_batch(images: Tensor, labels: Tensor) -> None:
+@pytest.mark.parametrize("name", ["ic-mixup", "remix", "balanced", "ldam"])
+def test_a_mixer_compiles_into_one_graph_and_takes_a_short_last_batch(
+    name: str, images: Tensor, labels: Tensor
+) -> None:
     torch.compiler.reset()
-    mixer = Mixer("ic-mixup", C)
+    mixer = Mixer(name, C, COUNTS)
     criterion = mixer.criterion()
 
     def step(images: Tensor, labels: Tensor) -> Tensor:

@@ -638,6 +638,10 @@ BAD_CALLS: dict[str, tuple[str, Callable[[], object]]] = {
         r"images have dtype torch.uint8; mixing needs floating point, for example images.float\(\) / 255",
         lambda: mix_inputs(torch.zeros(4, 3, dtype=torch.uint8), PAIRS),
     ),
+    "partner mask": (
+        r"partner has dtype torch.bool and shape \(4,\); expected \(4,\) integers",
+        lambda: draw_mixup(LABELS, partner=torch.tensor([True, False, True, False])),
+    ),
     "other images": (
         r"5 images but 4 pairs; draw the pairs of this batch",
         lambda: mix_inputs(torch.zeros(5, 3), PAIRS),

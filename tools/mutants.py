@@ -371,7 +371,7 @@ OBJECTIVE = [
         "mixed.shape[1], label_smoothing=method.label_smoothing)",
         "mixed.shape[1])",
     ),
-    ("clean labels not smoothed", "class_counts, method.label_smoothing)", "class_counts)"),
+    ("clean labels not smoothed", "0.0 if smoothed else method.label_smoothing", "0.0"),
     ("clean labels not checked", "        check_labels(labels, scores.shape[1])\n", ""),
     ("narrow integers refused", "        labels = labels.long()\n", ""),
     ("prob ignored", "pairs if method.prob == 1.0 else leave_unmixed(", "pairs if True else leave_unmixed("),

@@ -135,7 +135,8 @@ def check_choice(name: str, value: object, known: tuple[object, ...]) -> None:
 def check_partner(partner: Tensor, labels: Tensor, mode: str) -> Tensor:
     import torch
 
-    if partner.shape != (len(labels),) or partner.is_floating_point():
+    check_tensor("partner", partner)
+    if partner.shape != (len(labels),) or partner.is_floating_point() or partner.dtype == torch.bool:
         raise ValueError(
             f"partner has dtype {partner.dtype} and shape {tuple(partner.shape)}; "
             f"expected ({len(labels)},) integers, the index of each image's partner in the batch"
@@ -235,13 +236,17 @@ def check_label_rows(scores: Tensor, labels: Tensor, virtual: Tensor | None) -> 
     expected = "(B, C) class shares, as mix_targets returns them, or (B,) integers for plain cross-entropy"
     check_integers("targets", labels, expected)
     check_scores(scores)
-    if len(labels) != len(scores):
-        raise ValueError(f"{len(labels)} labels but {len(scores)} rows of scores; expected one label per row")
+    check_one_label_per_row(scores, labels)
     if virtual is not None:
         raise ValueError(
             "virtual classifiers extend mixed targets (B, C), but targets are integer labels (B,)"
         )
     check_labels(labels, scores.shape[1])
+
+
+def check_one_label_per_row(scores: Tensor, labels: Tensor) -> None:
+    if len(labels) != len(scores):
+        raise ValueError(f"{len(labels)} labels but {len(scores)} rows of scores; expected one label per row")
 
 
 def check_scores(scores: Tensor) -> None:

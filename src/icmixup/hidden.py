@@ -125,6 +125,17 @@ def mix_somewhere(
         yield
 
 
+def check_hidden(hidden: object) -> None:
+    """Refuse a module in place of a tuple: of an nn.Sequential its children would be taken instead."""
+    entries = hidden if isinstance(hidden, tuple | list | nn.ModuleList) else ()
+    wrong = [type(entry).__name__ for entry in entries if not isinstance(entry, nn.Module)]
+    if wrong or entries is not hidden:
+        given = f"a {type(hidden).__name__} with {wrong[0]}" if wrong else type(hidden).__name__
+        raise TypeError(
+            f"hidden must be a tuple of modules of the model, for example (model.layer1,), got {given}"
+        )
+
+
 def hidden_modules(model: nn.Module, inputs: Inputs | None = None) -> tuple[nn.Module, ...]:
     """Where Manifold Mixup may mix: the modules that `model.hidden` names, else those found in the model.
 

@@ -22,8 +22,18 @@ def call_model(model: nn.Module, inputs: Inputs) -> Tensor:
     elif isinstance(inputs, Mapping):
         output = model(**inputs)
     else:
+        check_sequence(inputs)
         output = model(*inputs)
     return find_scores(output)
+
+
+def check_sequence(inputs: object) -> None:
+    """Refuse what is not a batch, such as an array, whose rows would become arguments of the model."""
+    if not isinstance(inputs, Sequence):
+        raise TypeError(
+            f"the inputs must be a torch.Tensor, or a tuple or dict of tensors, got {type(inputs).__name__}; "
+            "convert arrays with torch.as_tensor"
+        )
 
 
 def find_scores(output: object) -> Tensor:
@@ -69,6 +79,8 @@ def named_tensors(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
     if isinstance(inputs, Tensor):
         yield "images", inputs
         return
+    if not isinstance(inputs, Mapping):
+        check_sequence(inputs)
     entries = inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs)
     for name, entry in entries:
         if isinstance(entry, Tensor) and entry.dim() > 0:

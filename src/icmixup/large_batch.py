@@ -38,13 +38,15 @@ def cached_backward(
     >>> loss = icm.cached_backward(model, inputs, lambda scores: criterion(scores, targets), part_size=256)
     >>> optimizer.step()
 
-    The number of parts changes nothing but rounding, with one exception: BatchNorm, while training,
-    normalises by the mean and variance of a part, as it would in batches of that size. Running statistics
-    and other buffers are restored after the first pass, so each part updates them once. Dropout draws the
-    same in both passes, as long as it draws from torch's own generators.
+    The number of parts changes nothing but rounding, with two exceptions, both while training: BatchNorm
+    normalises by the mean and variance of a part, as it would in batches of that size, and spectral_norm
+    makes one power iteration in each part. Running statistics and other buffers are restored after the first
+    pass, so each part updates them once. Dropout draws the same in both passes, as long as it draws from
+    torch's own generators.
 
     Under DistributedDataParallel ranks may have different B and different numbers of parts; gradients are
-    averaged once, in the last part. Call it within autocast, as you would call the model.
+    averaged once, in the last part. Under fully_shard all ranks need the same number of parts, because every
+    forward pass gathers weights. Call it within autocast, as you would call the model.
 
     Args:
         model: from inputs to (B, C) scores or an output with `logits`, each row from its own input (except

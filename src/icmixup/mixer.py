@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import overload
+from collections.abc import Mapping, Sequence
+from typing import TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import get_worker_info
 
-from icmixup._checks import check_counts, check_label_types, check_tensor, check_whole
+from icmixup._checks import check_batch, check_counts, check_label_types, check_tensor, check_whole
 from icmixup.inputs import Inputs, first_tensor, mix_batch
 from icmixup.loss import label_loss
 from icmixup.methods import Method, as_method
 from icmixup.objective import clean_loss, draw_pairs, mixed_loss, needs_class_counts
 from icmixup.pairs import mix_targets, unmixed
+
+Entry = TypeVar("Entry")  # of a tuple or dict of inputs: a tensor, a flag or None
 
 
 class Mixer:
@@ -68,6 +70,10 @@ class Mixer:
 
     @overload
     def __call__(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]: ...
+    @overload
+    def __call__(self, inputs: Mapping[str, Entry], labels: Tensor) -> tuple[Mapping[str, Entry], Tensor]: ...
+    @overload
+    def __call__(self, inputs: Sequence[Entry], labels: Tensor) -> tuple[Sequence[Entry], Tensor]: ...
     @overload
     def __call__(self, inputs: Inputs, labels: Tensor) -> tuple[Inputs, Tensor]: ...
     def __call__(self, inputs: Inputs, labels: Tensor) -> tuple[Inputs, Tensor]:
@@ -134,12 +140,13 @@ class MethodLoss(nn.Module):
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
         """(B, C) scores and (B, C) targets to the method's loss; with (B,) integers, plain cross-entropy."""
+        check_tensor("scores", scores)
+        check_batch(targets)
         if targets.dim() == 1:
             return label_loss(scores, targets)
         counts = None if self.class_counts is None else check_counts(self.class_counts, scores.device)
         if self.method.draw == "none":  # clean inputs, whose targets the mixer has smoothed already
-            method = replace(self.method, label_smoothing=0.0)
-            return method.clean_weight * clean_loss(scores, targets, method, counts)
+            return self.method.clean_weight * clean_loss(scores, targets, self.method, counts, smoothed=True)
         return mixed_loss(scores, targets, self.method, counts, self.generator)
 
     def extra_repr(self) -> str:

@@ -8,9 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from icmixup._checks import check_counts, check_label_types, check_labels, check_no_empty_class
+from icmixup._checks import (
+    check_counts,
+    check_label_types,
+    check_labels,
+    check_no_empty_class,
+    check_one_label_per_row,
+    check_rows,
+)
 from icmixup.distributed import mean_over_ranks
-from icmixup.hidden import check_none_compiled, hidden_modules, mix_somewhere
+from icmixup.hidden import check_hidden, check_none_compiled, hidden_modules, mix_somewhere
 from icmixup.inputs import Inputs, call_model, first_tensor, join_batches, map_tensors, mix_batch
 from icmixup.loss import infinite_class_loss
 from icmixup.methods import Method, as_method
@@ -148,6 +155,7 @@ def forward(
     """(B, C) scores of the clean images, if they count, and of the mixed ones."""
     if method.draw == "manifold":
         modules = hidden_modules(model, images) if hidden is None else hidden
+        check_hidden(modules)
         check_none_compiled(model, modules)
         # A copy, since a model may change its inputs in place, and they are needed again.
         inputs = map_tensors(torch.clone, images) if method.clean_weight else images
@@ -163,16 +171,19 @@ def forward(
     return call_model(model, images), call_model(model, inputs)
 
 
-def clean_loss(scores: Tensor, labels: Tensor, method: Method, class_counts: Tensor | None) -> Tensor:
-    """Cross-entropy of unmixed images."""
+def clean_loss(
+    scores: Tensor, labels: Tensor, method: Method, class_counts: Tensor | None, smoothed: bool = False
+) -> Tensor:
+    """Cross-entropy of unmixed images, whose labels the method smooths unless they are already `smoothed`."""
     if labels.dim() == 2:
         labels = class_shares(labels, scores.shape[1], torch.promote_types(scores.dtype, torch.float32))
     else:
         # Torch would silently skip labels of -100.
         check_labels(labels, scores.shape[1])
         labels = labels.long()
+    smoothing = 0.0 if smoothed else method.label_smoothing
     scores = adjust(scores, method.class_sizes in ("adjust", "adjust-clean"), class_counts, method.adjust_tau)
-    return cross_entropy(scores, labels, method, class_counts, method.label_smoothing)
+    return cross_entropy(scores, labels, method, class_counts, smoothing)
 
 
 def cross_entropy(
@@ -187,6 +198,8 @@ def cross_entropy(
         labels: (B,) integers or (B, C) class shares Y.
         class_counts: (C,), for margins m and weights w.
     """
+    # One label would silently stand for all rows where shares are multiplied.
+    check_one_label_per_row(scores, labels)
     weighed = method.class_sizes == "effective"
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if not (method.margin or method.focal_gamma or weighed):
@@ -231,6 +244,8 @@ def mixed_loss(
 ) -> Tensor:
     """Cross-entropy on soft targets, or the Infinite Class loss if the method names axes."""
     if not method.axes:
+        check_rows(scores, targets)
+        targets = targets.to(torch.promote_types(targets.dtype, torch.float32))
         scores = adjust(scores, method.class_sizes == "adjust", class_counts, method.adjust_tau)
         return cross_entropy(scores, targets, method, class_counts)
     virtual = class_weights = None

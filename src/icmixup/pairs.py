@@ -202,6 +202,7 @@ def draw_virtual(
     """
     check_positive("alpha", alpha)
     check_whole("number", number, 1)
+    check_tensor("class_counts", class_counts)
     counts = check_counts(class_counts, class_counts.device)
     check_some_size(counts)
     # By the inverse of the cumulative sizes: torch.multinomial would wait for the device.
@@ -271,6 +272,8 @@ def mixed_accuracy(scores: Tensor, targets: Tensor) -> Tensor:
         scores: (B, C).
         targets: (B, C) class shares, as from mix_targets.
     """
+    check_tensor("scores", scores)
+    check_tensor("targets", targets)
     if scores.dim() != 2 or scores.shape != targets.shape:
         raise ValueError(
             f"scores have shape {tuple(scores.shape)} but targets have shape {tuple(targets.shape)}; "
