@@ -68,6 +68,15 @@ def test_compare_prints_a_table_and_writes_three_files(here: Path, capfd: pytest
     assert (folder / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_method_named_twice_is_planned_once(here: Path, capsys: pytest.CaptureFixture[str]):
+    """A budget dropped other methods to make room for the second time."""
+    args = ("compare", "digits", *TINY, "--seeds", "1", "--workers", "1", "--no-report", "--methods")
+    for methods in (("erm", "mixup", "erm"), ("erm", "mixup")):
+        assert main([*args, *methods]) == 0
+        assert "methods:      erm mixup; 1 seed each" in capsys.readouterr().err
+    assert len(list((here / "runs").glob("*/comparison.json"))) == 1
+
+
 def test_train_prints_one_line_with_its_folder(here: Path, capsys: pytest.CaptureFixture[str]):
     args = ["train", "--recipe", "quick", "--dataset", "digits", *TINY, "--method", "ic-remix", "--seed", "4"]
     assert main(args) == 0

@@ -232,6 +232,19 @@ def test_a_test_class_without_training_images_is_refused(tmp_path: Path) -> None
 # Hugging Face datasets, from local folders
 
 
+@pytest.mark.parametrize("other", ["Oie Cendr\u00e9e", "oie cendre\u0301e"])
+def test_a_class_name_in_another_case_or_unicode_form_is_shown_beside_the_known_one(
+    other: str, tmp_path: Path
+) -> None:
+    """The message was that a class has no training images, whose folder could be seen in train/."""
+    for part, name in (("train", "oie cendr\u00e9e"), ("train", "red"), ("test", other), ("test", "red")):
+        save(tmp_path / part / name / "0.png", Image.new("RGB", (12, 12), RED))
+    with pytest.raises(ValueError, match="give both the same name, in case and in Unicode form") as error:
+        load_dataset(DataSpec(str(tmp_path)), tmp_path)
+    assert ascii(other) in str(error.value)
+    assert ascii("oie cendr\u00e9e") in str(error.value)
+
+
 def test_hub_and_folder_readers_agree_on_a_folder_of_images(tmp_path: Path) -> None:
     make_classes(tmp_path / "set" / "train")
     make_classes(tmp_path / "set" / "test", per_class=2)

@@ -80,6 +80,16 @@ def test_more_folds_than_images_of_a_class_are_an_error_with_the_numbers(tmp_pat
     assert all(name.startswith(("cat/", "dog/")) for name in data.test.file_names)
 
 
+def test_a_single_image_of_a_class_is_an_error_that_suggests_no_number_of_folds(tmp_path: Path) -> None:
+    for part, name, number in (("train", "cat", 1), ("train", "dog", 3), ("test", "dog", 2)):
+        (tmp_path / part / name).mkdir(parents=True)
+        for k in range(number):
+            Image.new("RGB", (8, 8), (40 * k, 0, 0)).save(tmp_path / part / name / f"{k}.png")
+    message = "class 'cat' must have at least 2 images, got 1.*add images, or remove the class"
+    with pytest.raises(ValueError, match=message):
+        load_dataset(DataSpec(str(tmp_path), folds=2, fold=1), tmp_path)
+
+
 def test_photos_are_folded_without_copying_them(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (tmp_path / "set" / name).mkdir(parents=True)

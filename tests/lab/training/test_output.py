@@ -7,6 +7,8 @@ import stat
 import threading
 from pathlib import Path
 
+import pytest
+
 from icmixup.lab.training.output import write_output
 
 
@@ -37,3 +39,12 @@ def test_a_file_is_replaced_and_its_folder_is_made(tmp_path: Path) -> None:
     write_output(path, b"second")
     assert path.read_bytes() == b"second"
     assert path.stat().st_ino != before  # a reader never sees a part of it
+
+
+@pytest.mark.parametrize("folder", ["taken", "taken/inside"])
+def test_a_file_in_the_place_of_a_folder_is_named(folder: str, tmp_path: Path) -> None:
+    """The message was "File exists", of a file that was not the one to write."""
+    (tmp_path / "taken").write_bytes(b"kept")
+    with pytest.raises(ValueError, match=r"nothing can be written to .*, because .*taken is not a folder"):
+        write_output(tmp_path / folder / "rows.csv", b"rows")
+    assert (tmp_path / "taken").read_bytes() == b"kept"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import json
 import shutil
 from pathlib import Path
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 
-from icmixup.lab.cli import main
+from icmixup.lab.cli import main, predict
 from icmixup.lab.training.data import load_recipe_data
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import train
@@ -159,3 +161,24 @@ def test_bad_arguments_are_named(
     words = [word.replace("RUN", str(run)).replace("ROOT", str(root)) for word in args]
     assert main(words) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_command_shows_a_bar_in_a_terminal_only_and_keeps_the_order_of_the_images(
+    terminal: bool,
+    root: Path,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It printed nothing until the last of thousands of photos was classified."""
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=terminal, width=100)
+    monkeypatch.setattr(predict, "stderr_console", lambda: console)
+    to = tmp_path / "rows.csv"
+    assert main(["predict", str(run), str(root / "photos"), "--device", "cpu", "--to", str(to)]) == 0
+    assert ("classifying images" in shown.getvalue()) == terminal
+    paths = sorted((root / "photos").rglob("*.png"))  # 45, more than a step of the bar
+    wanted = [(one.file, one.class_name) for one in load_trained(run).predict(paths)]
+    rows = list(csv.DictReader(to.read_text().splitlines()))
+    assert [(row["file"], row["class"]) for row in rows] == wanted

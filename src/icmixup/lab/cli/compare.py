@@ -531,9 +531,10 @@ def check_compare(flags: CompareFlags) -> tuple[str, ...]:
     check_execution(flags.execution())
     if flags.name is not None:
         comparison_folder(flags.out, flags.name)
-    named = flags.named_methods()
-    if flags.methods is not None:
-        pick_baseline(check_methods(named), flags.baseline)
+    if flags.methods is None:
+        return ()
+    named = check_methods(flags.named_methods())
+    pick_baseline(named, flags.baseline)
     return named
 
 

@@ -22,9 +22,9 @@ HELP = f"""{SUMMARY}
   icmixup data check path/to/images
   icmixup data cache --clear
 
-Photos larger than 64 pixels are decoded once and kept in the folder cache of --data-dir. The environment
-variable ICMIXUP_CACHE sets another folder, and ICMIXUP_CACHE_GB its largest size (50 by default): the least
-recently used photos are deleted first."""
+Sets of photos that take more than 128 MB once decoded are kept in the folder cache of --data-dir. The
+environment variable ICMIXUP_CACHE sets another folder, and ICMIXUP_CACHE_GB its largest size (50 by default):
+the least recently used photos are deleted first."""
 
 
 @dataclass(frozen=True, kw_only=True)

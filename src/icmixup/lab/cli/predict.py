@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tyro import conf
 
 from icmixup.lab.cli.shared import Flag
-from icmixup.lab.cli.terminal import print_note
+from icmixup.lab.cli.terminal import print_note, stderr_console
 from icmixup.lab.wording import count
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ temperature scaling. Files that cannot be read are reported and left out; the ex
 
   icmixup predict runs/photos.small-cnn.ic-mixup.s0.* photo.jpg folder/of/photos
   icmixup predict model.safetensors folder/of/photos --to predictions.csv"""
+
+BAR_STEP = 32  # images in a step of the progress bar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,8 @@ class PredictFlags:
 
 def run_predict(flags: PredictFlags) -> int:
     """Classify all images, write the CSV."""
+    from rich.progress import track
+
     from icmixup.lab.datasets.folder import printable
     from icmixup.lab.training.ranks import pick_device
     from icmixup.lab.training.trained import list_images, load_trained
@@ -58,7 +62,16 @@ def run_predict(flags: PredictFlags) -> int:
     paths = list(list_images(flags.paths))
     trained = load_trained(flags.run, pick_device(flags.device))
     skipped: list[ValueError] = []
-    found = trained.predict(paths, skipped.append)
+    console = stderr_console()
+    found: list[Prediction] = []
+    for start in track(
+        range(0, len(paths), BAR_STEP),
+        "classifying images",
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ):
+        found += trained.predict(paths[start : start + BAR_STEP], skipped.append)
     for reason in skipped:
         print_note(printable(str(reason)))
     if not found:

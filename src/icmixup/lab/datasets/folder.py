@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import statistics
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -216,11 +217,28 @@ def list_files(folder: Path, names: Sequence[str]) -> list[ImageFile]:
     """All image files under the class folders, in a fixed order."""
     unknown = sorted(set(_list_classes(folder)) - set(names))
     if unknown:
+        check_spelling(folder, unknown[0], names)
         raise ValueError(
             f"{folder} has class {unknown[0]!r}, which has no training images: "
             "remove that class, or add training images"
         )
     return [file for label, name in enumerate(names) for file in _class_files(folder / name, label)]
+
+
+def check_spelling(folder: Path, unknown: str, names: Sequence[str]) -> None:
+    """Raise an error if a class differs from a training class only in case or in the form of accents, which
+    archives from macOS store as characters of their own: both names look the same."""
+    same = next((name for name in names if plain_name(name) == plain_name(unknown)), None)
+    if same is not None:
+        raise ValueError(
+            f"{folder} has class {unknown!a}, but the class of the training images is {same!a}: give both "
+            "the same name, in case and in Unicode form"
+        )
+
+
+def plain_name(name: str) -> str:
+    """A name in lower case, with composed accents."""
+    return unicodedata.normalize("NFC", name).casefold()
 
 
 def _class_files(folder: Path, label: int) -> Iterator[ImageFile]:

@@ -76,6 +76,11 @@ def check_folds(labels: Tensor, folds: int, class_names: tuple[str, ...]) -> Non
     counts = torch.bincount(labels, minlength=len(class_names))
     smallest = int(counts.argmin())
     most = int(counts[smallest])
+    if most < 2:
+        raise ValueError(
+            f"class {class_names[smallest]!r} must have at least 2 images, got {most}, because every fold "
+            "tests every class and trains on it: add images, or remove the class"
+        )
     if folds > most:
         raise ValueError(
             f"--folds {folds} is more than the {most} images of the smallest class, "

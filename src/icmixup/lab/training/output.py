@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,12 +16,21 @@ def write_output(path: Path, content: bytes) -> None:
 
     /dev/stdout, /dev/null, a pipe or a link stays what it is: a renamed file would take its place.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
         with path.open("wb") as file:
             file.write(content)
     else:
         write_atomically(path, content)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those around it; a ValueError names a file or broken link in the place of one."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        taken = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+        raise ValueError(f"nothing can be written to {folder}, because {taken} is not a folder") from error
 
 
 def rows_as_csv(rows: Sequence[Mapping[str, object]]) -> str:
