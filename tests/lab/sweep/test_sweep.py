@@ -12,9 +12,10 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -29,6 +30,7 @@ from icmixup.lab.sweep import run_recipes
 from icmixup.lab.sweep import signals as stop_signals
 from icmixup.lab.sweep.local import run_in_threads
 from icmixup.lab.training.execution import Execution
+from icmixup.lab.training.lock import lock_folder
 from icmixup.lab.training.loop import RunProgress, train
 from icmixup.lab.training.recipe import QUICK, Recipe
 from icmixup.lab.training.step import capture_streams
@@ -500,6 +502,32 @@ def test_an_error_in_a_process_is_raised_here_with_its_traceback_and_ends_the_ot
         run_recipes([missing, *longer(SWEEP, 400)], Execution(out=tmp_path, data_dir=tmp_path, workers=2))
     assert "load_dataset" in caught.value.__notes__[0]
     assert multiprocessing.active_children() == []
+
+
+class Odd(UserWarning):
+    """A category that another process does not have."""
+
+
+def test_a_warning_in_a_process_is_a_warning_here(tmp_path: Path) -> None:
+    execution = Execution(out=tmp_path, data_dir=tmp_path, workers=2)
+    recipes = [dataclasses.replace(recipe, epochs=1) for recipe in SWEEP[:2]]
+    busy = tmp_path / train(recipes[0], execution)["folder"]
+    (busy / "result.json").unlink()
+    lock = ExitStack()
+    lock.enter_context(lock_folder(busy))
+    heard: list[str] = []
+
+    def hear(message: Warning | str, *_: object) -> None:
+        heard.append(str(message))
+        lock.close()
+
+    with warnings.catch_warnings(), time_limit(100):
+        warnings.simplefilter("always")
+        warnings.showwarning = hear
+        assert len(run_recipes(recipes, execution)) == 2
+    assert [f"{os.getpid()}" in text and text.endswith("waiting for it") for text in heard] == [True]
+    assert type(workers.plain_warning(Odd("x"), Odd)) is UserWarning
+    assert type(workers.plain_warning("x", FutureWarning)) is FutureWarning
 
 
 class Stubborn(Exception):

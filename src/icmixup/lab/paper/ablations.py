@@ -146,10 +146,10 @@ ABLATIONS = (
         in_paper=False,
         notes=(
             "The paper's numbers at 25 % are 5.8 to 8.7 points below ours, while those at 50 % and 100 % "
-            "differ from ours by at most 2.7 points (`icmixup paper table1-right`). No Mixup gains 4 points from "
-            "15 to 20 % of the images and 12 from 20 to 25 %. A reason may be the last batch of an epoch, which "
-            "has 16 images at 20 %, and 76 and 84 at 15 and 25 %. So the paper's numbers may be those of about "
-            "20 % with complete batches; this is a guess.",
+            "differ from ours by at most 2.7 points (`icmixup paper table1-right`). No Mixup gains 4 points "
+            "from 15 to 20 % of the images and 12 from 20 to 25 %. A reason may be the last batch of an "
+            "epoch, which has 16 images at 20 %, and 76 and 84 at 15 and 25 %. So the paper's numbers may be "
+            "those of about 20 % with complete batches; this is a guess.",
         ),
     ),
     PaperTable(

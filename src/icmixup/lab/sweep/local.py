@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -290,6 +291,8 @@ class ProcessPool:
         worker.started = True
         if isinstance(message, RunProgress):
             self.collector.progress(recipe, message)
+        elif isinstance(message, Warning):
+            warnings.warn(message, stacklevel=2)
         elif isinstance(message, Exception):
             raise message
         else:
@@ -327,6 +330,8 @@ def serve(pipe: Connection, execution: Execution) -> None:
         pipe.send(error)
         return
     load = remember_data(execution)
+    # The parent shows warnings as it shows its own; printed here, they would be in the middle of its lines.
+    warnings.showwarning = lambda message, category, *_: pipe.send(plain_warning(message, category))
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):  # the parent is gone, or ends us
         while True:
             pipe.send(attempt(pipe.recv(), execution, pipe, load))
@@ -337,6 +342,11 @@ def attempt(recipe: Recipe, execution: Execution, pipe: Connection, load: LoadDa
         return run_recipe(recipe, replace(execution, dataset=load(recipe)), pipe.send)
     except Exception as error:
         return portable(error, f"in the process of {recipe.title}:\n{traceback.format_exc()}")
+
+
+def plain_warning(message: Warning | str, category: type[Warning]) -> Warning:
+    """The warning in a form that can cross a pipe: of a category that every process has."""
+    return (category if category.__module__ == "builtins" else UserWarning)(str(message))
 
 
 def portable(error: Exception, note: str) -> Exception:
