@@ -84,6 +84,7 @@ def list_folder(root: Path) -> Listed:
     train_root, test_root = find_splits(root)
     folders = _list_classes(train_root)
     check_class_names(folders, str(train_root), describe_remedy(train_root, folders))
+    check_distinct(train_root, folders)
     train_files, names = list_files(train_root, folders), tuple(map(printable, folders))
     if test_root is None:
         return Listed(train_files, [], names, "")
@@ -211,6 +212,18 @@ def check_class_names(names: Sequence[str], where: str, remedy: str) -> None:
     if len(names) < 2:
         found = f"one class, {names[0]!r}" if names else "no class"
         raise ValueError(f"{where} has {found}, expected at least two: {remedy}")
+
+
+def check_distinct(folder: Path, names: Sequence[str]) -> None:
+    """Raise an error if two classes differ only in the form of accents: one class would be two."""
+    known: dict[str, str] = {}
+    for name in names:
+        same = known.setdefault(unicodedata.normalize("NFC", name), name)
+        if same != name:
+            raise ValueError(
+                f"{folder} has the classes {same!a} and {name!a}, which look the same: move the images of one "
+                "into the folder of the other, or rename it"
+            )
 
 
 def list_files(folder: Path, names: Sequence[str]) -> list[ImageFile]:
