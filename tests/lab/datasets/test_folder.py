@@ -246,7 +246,7 @@ def test_a_class_name_in_another_case_or_unicode_form_is_shown_beside_the_known_
 
 
 def test_two_classes_that_look_the_same_are_an_error(tmp_path: Path) -> None:
-    """Archives from macOS store an accent as a character of its own: half of the images were another class."""
+    """Archives from macOS store an accent as a character of its own, and one class became two."""
     for name in ("oie cendr\u00e9e", "oie cendre\u0301e", "red", "Red"):
         save(tmp_path / name / "0.png", Image.new("RGB", (12, 12), RED))
     with pytest.raises(ValueError, match="look the same: move the images of one") as error:

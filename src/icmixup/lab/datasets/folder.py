@@ -221,8 +221,8 @@ def check_distinct(folder: Path, names: Sequence[str]) -> None:
         same = known.setdefault(unicodedata.normalize("NFC", name), name)
         if same != name:
             raise ValueError(
-                f"{folder} has the classes {same!a} and {name!a}, which look the same: move the images of one "
-                "into the folder of the other, or rename it"
+                f"{folder} has the classes {same!a} and {name!a}, which look the same: move the images of "
+                "one into the folder of the other, or rename it"
             )
 
 
