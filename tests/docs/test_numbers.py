@@ -289,6 +289,20 @@ def test_cutmix_is_computed_from_its_rows() -> None:
     assert f"({ours} % against {theirs})" in text
 
 
+def test_regmixup_forms_on_cifar_are_computed_from_their_rows() -> None:
+    def line(one: Standing) -> list[str]:
+        gap = "" if one.difference is None else str(one.difference)
+        sizes = [f"{one.average(group):.1f}" for group in ("many", "few")]
+        return [one.method, spread([a for a in one.accuracies if a is not None]), *sizes, gap]
+
+    found = standings("cifar10_lt_regmixup.csv", "balanced")
+    assert {len(one.accuracies) for one in found} == {8}
+    assert table_under("CIFAR-10, RegMixup forms") == [line(one) for one in found]
+    soft = standings("cifar10_lt_regmixup.csv", "balanced-regmixup")
+    best = next(one for one in soft if one.method == "balanced-ic-regmixup")
+    assert f"not clearly better than `balanced-regmixup`: {best.difference}." in flat(FINDINGS)
+
+
 def test_the_last_batch_is_computed_from_its_rows() -> None:
     with (ROOT / "results" / "last_batch.csv").open(newline="") as file:
         found = {
