@@ -127,13 +127,15 @@ def mix_somewhere(
 
 def check_hidden(hidden: object) -> None:
     """Refuse a module in place of a tuple: of an nn.Sequential its children would be taken instead."""
-    entries = hidden if isinstance(hidden, tuple | list | nn.ModuleList) else ()
-    wrong = [type(entry).__name__ for entry in entries if not isinstance(entry, nn.Module)]
-    if wrong or entries is not hidden:
-        given = f"a {type(hidden).__name__} with {wrong[0]}" if wrong else type(hidden).__name__
-        raise TypeError(
-            f"hidden must be a tuple of modules of the model, for example (model.layer1,), got {given}"
-        )
+    given = type(hidden).__name__
+    if isinstance(hidden, tuple | list | nn.ModuleList):
+        wrong = [type(entry).__name__ for entry in hidden if not isinstance(entry, nn.Module)]
+        if not wrong:
+            return
+        given = f"a {given} with {wrong[0]}"
+    raise TypeError(
+        f"hidden must be a tuple of modules of the model, for example (model.layer1,), got {given}"
+    )
 
 
 def hidden_modules(model: nn.Module, inputs: Inputs | None = None) -> tuple[nn.Module, ...]:

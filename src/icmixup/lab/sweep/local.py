@@ -329,17 +329,24 @@ def serve(pipe: Connection, execution: Execution) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is nothing to save
         pipe.send(error)
         return
-    load = remember_data(execution)
+    load, sending = remember_data(execution), threading.RLock()
+
+    def send(message: object) -> None:
+        with sending:  # a thread of a tracker may warn while this one reports progress
+            pipe.send(message)
+
     # The parent shows warnings as it shows its own; printed here, they would be in the middle of its lines.
-    warnings.showwarning = lambda message, category, *_: pipe.send(plain_warning(message, category))
+    warnings.showwarning = lambda message, category, *_: send(plain_warning(message, category))
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):  # the parent is gone, or ends us
         while True:
-            pipe.send(attempt(pipe.recv(), execution, pipe, load))
+            send(attempt(pipe.recv(), execution, send, load))
 
 
-def attempt(recipe: Recipe, execution: Execution, pipe: Connection, load: LoadData) -> Outcome | Exception:
+def attempt(
+    recipe: Recipe, execution: Execution, on_progress: OnProgress, load: LoadData
+) -> Outcome | Exception:
     try:
-        return run_recipe(recipe, replace(execution, dataset=load(recipe)), pipe.send)
+        return run_recipe(recipe, replace(execution, dataset=load(recipe)), on_progress)
     except Exception as error:
         return portable(error, f"in the process of {recipe.title}:\n{traceback.format_exc()}")
 
