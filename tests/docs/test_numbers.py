@@ -652,6 +652,8 @@ def test_differences_with_the_long_tail_recipe_are_computed_from_their_rows() ->
     own, balanced, soft = map(long_tail_accuracies, ("balanced-ic-regmixup", "balanced", "balanced-regmixup"))
     assert f"`balanced-ic-regmixup` is {paired_difference(own, balanced)} relative to `balanced`" in text
     assert f"{paired_difference(own, soft)} relative to `balanced-regmixup`" in text
+    gain = f"{fmean(own) - fmean(balanced):.1f} points above `balanced`"
+    assert f"`balanced-ic-regmixup` is {gain} with one recipe" in flat(README)
     few, many, few_balanced, many_balanced = (
         fmean(long_tail_accuracies(method, measure=group))
         for method in ("ic-regmixup-adjusted", "balanced")
