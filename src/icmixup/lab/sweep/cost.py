@@ -14,7 +14,10 @@ from icmixup.methods import Method, find_method
 
 # Work per image relative to ResNet-18, and per step regardless of its images. They only determine the order
 # of runs and the estimate of their time.
-WORK = {"resnet18": 1.0, "resnet34": 1.7, "resnet50": 2.5, "resnet32": 0.4, "wrn16-8": 2.2, "small-cnn": 0.1}
+WORK = {
+    **{"resnet18": 1.0, "resnet34": 1.7, "resnet50": 2.5, "resnet32": 0.4, "resnet32x4": 1.7},
+    **{"wrn16-8": 2.2, "small-cnn": 0.1},
+}
 STEP_WORK = 20.0
 
 

@@ -37,6 +37,9 @@ WARM_UP_STEPS = 3  # before a capture: cuDNN selects algorithms, autograd and th
 # tiles make them cheaper (docs/log.md). Options that the installed torch does not know are left out.
 COMPILE_OPTIONS = {"combo_kernels": True, "max_autotune_pointwise": True, "triton.enable_pdl": True}
 BENCHMARK_LIMIT = 3  # algorithms of cuDNN that are tried for a convolution
+# Of an epoch: the host waits before it adds another one. If whole epochs were queued, the many small launches
+# with which another run starts would each wait for a place in the driver's queue.
+REPLAYS_IN_FLIGHT = 8
 PREPARING = threading.Lock()  # only one thread compiles and captures, or evaluates
 # The steps of all runs are captured, and all runs evaluated, in one thread: cuDNN plans convolutions for each
 # thread and shape anew, which takes up to half a minute for a network with depthwise ones.
@@ -286,6 +289,7 @@ class GraphedEpoch:
                 lambda: [self.capture(learner, step, size) for size in sizes], learner.device
             )
         self.graphs = graphs[:1] * whole + graphs[-1:] * (rest > 0)
+        self.replayed = [make_event() for _ in range(REPLAYS_IN_FLIGHT)]
 
     def capture(self, learner: Learner, step: Step, size: int) -> torch.cuda.CUDAGraph:
         rows = torch.arange(size, device=self.cursor.device)
@@ -309,10 +313,18 @@ class GraphedEpoch:
         """Run the epoch; (steps,) losses."""
         self.cursor.zero_()
         for number, graph in enumerate(self.graphs):
+            replayed = self.replayed[number % REPLAYS_IN_FLIGHT]
+            replayed.synchronize()
             if self.prepare is not None:
                 self.prepare(number)
             graph.replay()
+            replayed.record()
         return self.losses
+
+
+def make_event() -> torch.cuda.Event:
+    """An event for which the host waits asleep, so that it does not take a core from other runs."""
+    return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 
 
 def in_gpu_thread(run: Callable[[], Result], device: torch.device) -> Result:
