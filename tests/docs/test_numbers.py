@@ -624,7 +624,9 @@ LONG_TAIL_TESTED = (
     ("resnet32", "256", "false"),
     ("resnet32", "256", "true"),
     ("resnet18", "128", "false"),
+    ("resnet32x4", "128", "false"),
 )
+RESNET18 = LONG_TAIL_TESTED[3]
 
 
 def long_tail_accuracies(
@@ -661,6 +663,18 @@ def test_differences_with_the_long_tail_recipe_are_computed_from_their_rows() ->
     )
     assert f"{few:.1f} % on classes under 20 images and {many:.1f} % on those over 100" in text
     assert f"`balanced` has {few_balanced:.1f} and {many_balanced:.1f}" in text
+
+
+def test_gains_of_cutmix_with_resnet18_are_computed_from_their_rows() -> None:
+    methods = ("ic-mixup-cutmix", "balanced", "balanced-regmixup")
+    own, balanced, clean = (long_tail_accuracies(method, RESNET18) for method in methods)
+    text, gain = flat(LONG_TAILS), fmean(own) - fmean(balanced)
+    assert f"`ic-mixup-cutmix`, which needs no class sizes, is {paired_difference(own, balanced)} relative" in text
+    assert f"{paired_difference(own, clean)} relative to `balanced-regmixup`" in text
+    wider = fmean(long_tail_accuracies("ic-mixup-cutmix", LONG_TAIL_TESTED[4]))
+    assert f"{fmean(own):.1f} % with ResNet-18 and {wider:.1f} % (one seed)" in text
+    assert f"`ic-mixup-cutmix` is {gain:.1f} points above `balanced` ({fmean(own):.1f} %)" in flat(README)
+    assert f"With ResNet-18 `ic-mixup-cutmix` is {gain:.1f} points above logit adjustment" in flat(FINDINGS)
 
 
 def test_refinements_of_the_long_tail_recipe_are_computed_from_their_rows() -> None:
