@@ -669,7 +669,10 @@ def test_gains_of_cutmix_with_resnet18_are_computed_from_their_rows() -> None:
     methods = ("ic-mixup-cutmix", "balanced", "balanced-regmixup")
     own, balanced, clean = (long_tail_accuracies(method, RESNET18) for method in methods)
     text, gain = flat(LONG_TAILS), fmean(own) - fmean(balanced)
-    assert f"`ic-mixup-cutmix`, which needs no class sizes, is {paired_difference(own, balanced)} relative" in text
+    assert (
+        f"`ic-mixup-cutmix`, which needs no class sizes, is {paired_difference(own, balanced)} relative"
+        in text
+    )
     assert f"{paired_difference(own, clean)} relative to `balanced-regmixup`" in text
     wider = fmean(long_tail_accuracies("ic-mixup-cutmix", LONG_TAIL_TESTED[4]))
     assert f"{fmean(own):.1f} % with ResNet-18 and {wider:.1f} % (one seed)" in text
