@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, get_args
 
-from icmixup.lab.comparison.compare import read_correct
+from icmixup.lab.comparison.compare import read_answers
 from icmixup.lab.comparison.statistics import describe_sample, take_look
 from icmixup.lab.datasets import Dataset, DataSpec
 from icmixup.lab.models import weights_digest
@@ -201,10 +201,10 @@ def as_recipe(row: Row) -> Recipe:
 
 def print_table(rows: list[Row], names: Sequence[str], seeds: Sequence[int], out: Path) -> None:
     """Markdown: mean accuracy, that of the smallest classes, and the difference to the reference."""
-    correct, why = read_correct(rows, out)
+    answers, why = read_answers(rows, out)
     if why:
         print(why)
-    samples = take_look(rows, names, seeds, correct).samples
+    samples = take_look(rows, names, seeds, answers).samples
     print("| method | accuracy | few | difference to balanced [95 % interval] |\n|---|---|---|---|")
     for name in names:
         own = [row for row in rows if row["method"] == name]

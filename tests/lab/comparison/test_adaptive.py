@@ -11,7 +11,7 @@ import pytest
 
 from icmixup.lab.comparison.adaptive import Clock, compare_adaptively, methods_to_continue, take_looks
 from icmixup.lab.comparison.compare import Comparison, read_comparison, summarise, write_comparison
-from icmixup.lab.comparison.statistics import MEASURES, Correct, Look, decide
+from icmixup.lab.comparison.statistics import MEASURES, Answers, Look, decide
 from icmixup.lab.comparison.table import accuracy_cell
 from icmixup.lab.comparison.verdict import describe_stop
 from icmixup.lab.training.data import load_recipe_data
@@ -74,9 +74,9 @@ def test_it_stops_when_only_test_images_are_uncertain():
     # The same predictions with every seed: more seeds change nothing.
     rng = np.random.default_rng(0)
     right = {method: rng.random(200) < 0.8 for method in METHODS}
-    correct: Correct = {(method, seed): right[method] for method in METHODS for seed in range(3)}
+    correct = {(method, seed): right[method] for method in METHODS for seed in range(3)}
     rows = make_rows({method: [100 * float(hits.mean())] * 3 for method, hits in right.items()})
-    looks = take_looks(rows, METHODS, range(8), 3, correct)
+    looks = take_looks(rows, METHODS, range(8), 3, Answers(correct, np.zeros(200, dtype=np.int64)))
     assert decide(looks).limited_by_images
     assert methods_to_continue(decide(looks), 3, 8) == ()
     assert "that of the test images" in describe_stop(looks, 8)

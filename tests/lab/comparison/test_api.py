@@ -123,6 +123,17 @@ def test_the_frame_has_a_row_per_method_or_per_run(tmp_path: Path) -> None:
     ]
 
 
+def test_the_measure_compared_is_a_column_of_the_frame(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    result = run(tmp_path, methods=["erm", "mixup"], measure="balanced-accuracy")
+    frame = result.frame()
+    best = result.comparison.standings[0]
+    assert frame.loc[best.method, "balanced_accuracy"] == best.mean
+    assert frame.loc[best.method, "accuracy"] == best.average("accuracy")
+    with pytest.raises(ValueError, match="measure"):
+        run(tmp_path, methods=["erm", "mixup"], measure="few")
+
+
 def test_a_frame_without_pandas_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(tmp_path)
     monkeypatch.setitem(sys.modules, "pandas", None)

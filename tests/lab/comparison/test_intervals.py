@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from icmixup.lab.comparison.compare import compare, read_comparison, read_correct, write_comparison
+from icmixup.lab.comparison.compare import compare, read_answers, read_comparison, write_comparison
 from icmixup.lab.comparison.statistics import paired_difference, take_look
 from icmixup.lab.training.data import load_recipe_data
+from icmixup.lab.training.evaluate import balanced_accuracy
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.predictions import PREDICTIONS_FILE, read_predictions, write_predictions
 from icmixup.lab.training.recipe import QUICK
@@ -35,11 +36,12 @@ def test_a_comparison_counts_the_test_images_of_its_runs(execution: Execution, r
     found = compare(TINY, METHODS, range(3), execution=execution)
     assert execution.dataset is not None
     assert f"new test images like these {len(execution.dataset.test):,}" in found.footnote
-    correct, reason = read_correct(rows, execution.out)
-    assert correct is not None
+    answers, reason = read_answers(rows, execution.out)
+    assert answers is not None
     assert reason == ""
     for row in rows:  # the accuracies of the table are those of the predictions
-        assert 100 * correct[row["method"], row["seed"]].mean() == pytest.approx(row["accuracy"], abs=1e-4)
+        right = answers.correct[row["method"], row["seed"]]
+        assert 100 * right.mean() == pytest.approx(row["accuracy"], abs=1e-4)
 
 
 def test_intervals_for_seeds_alone_are_those_of_a_paired_t_test(execution: Execution):
@@ -59,6 +61,31 @@ def test_intervals_for_seeds_alone_are_those_of_a_paired_t_test(execution: Execu
         compare(TINY, METHODS, range(3), execution=execution, intervals="images")
 
 
+def test_methods_are_compared_in_the_balanced_accuracy_if_asked(
+    execution: Execution, rows: tuple[Row, ...], tmp_path: Path
+):
+    found = compare(TINY, METHODS, range(3), execution=execution, measure="balanced-accuracy")
+    assert found.measure == "balanced-accuracy"
+    for standing in found.standings:
+        own = [row for row in rows if row["method"] == standing.method]
+        assert standing.accuracies == tuple(balanced_accuracy(row["class_accuracies"]) for row in own)
+        assert standing.metrics["accuracy"] == tuple(row["accuracy"] for row in own)
+    best, other = found.standings
+    assert best.mean is not None
+    assert other.mean is not None
+    assert best.mean >= other.mean
+    assert other.to_best is not None
+    assert other.to_best.mean == pytest.approx(other.mean - best.mean, abs=1e-4)
+    assert f"balanced accuracy, {best.mean:.1f} %" in found.verdict
+    assert "difference in balanced accuracy to mixup" in found.footnote
+    assert execution.dataset is not None
+    assert f"new test images like these {len(execution.dataset.test):,}" in found.footnote
+    path, _ = write_comparison(found, tmp_path)
+    assert read_comparison(path) == found
+    with pytest.raises(ValueError, match="measure"):
+        compare(TINY, METHODS, range(3), execution=execution, measure="few")
+
+
 def test_a_comparison_with_predictions_comes_back_without_them(execution: Execution, tmp_path: Path):
     found = compare(TINY, METHODS, range(3), execution=execution)
     path, _ = write_comparison(found, tmp_path)
@@ -70,15 +97,15 @@ def test_missing_or_other_predictions_leave_intervals_for_seeds(execution: Execu
     kept = read_predictions(folder)
     try:
         write_predictions(folder, kept._replace(labels=np.roll(kept.labels, 1)))
-        assert read_correct(rows, execution.out) == (None, "runs were tested on different images")
+        assert read_answers(rows, execution.out) == (None, "runs were tested on different images")
         (folder / PREDICTIONS_FILE).write_bytes(b"damaged")
-        correct, reason = read_correct(rows, execution.out)
-        assert correct is None
+        answers, reason = read_answers(rows, execution.out)
+        assert answers is None
         assert str(folder / PREDICTIONS_FILE) in reason
     finally:
         write_predictions(folder, kept)
     without_folder = [{name: value for name, value in row.items() if name != "folder"} for row in rows]
-    assert read_correct(without_folder, execution.out) == (None, "no predictions of test images")
+    assert read_answers(without_folder, execution.out) == (None, "no predictions of test images")
 
 
 def test_files_that_were_renamed_between_runs_are_the_same_images(
@@ -89,19 +116,19 @@ def test_files_that_were_renamed_between_runs_are_the_same_images(
     renamed = kept._replace(file_names=tuple(f"{row}.png" for row in range(len(kept.labels))))
     try:
         write_predictions(folder, renamed)
-        correct, reason = read_correct(rows, execution.out)
-        assert correct is not None
+        answers, reason = read_answers(rows, execution.out)
+        assert answers is not None
         assert reason == ""
         other = [{**rows[0], "fingerprint": "0" * 12}, *rows[1:]]
-        assert read_correct(other, execution.out) == (None, "runs were tested on different images")
+        assert read_answers(other, execution.out) == (None, "runs were tested on different images")
     finally:
         write_predictions(folder, kept)
 
 
 def test_seeds_that_one_method_lacks_are_left_out_of_its_pairs(execution: Execution, rows: tuple[Row, ...]):
-    correct, _ = read_correct(rows, execution.out)
+    answers, _ = read_answers(rows, execution.out)
     fewer = [row for row in rows if (row["method"], row["seed"]) != ("erm", 1)]
-    found = take_look(fewer, METHODS, range(3), correct).samples["mixup", "erm"]
-    alone = take_look([row for row in rows if row["seed"] != 1], METHODS, (0, 2), correct)
+    found = take_look(fewer, METHODS, range(3), answers).samples["mixup", "erm"]
+    alone = take_look([row for row in rows if row["seed"] != 1], METHODS, (0, 2), answers)
     assert found == alone.samples["mixup", "erm"]
     assert found.seeds == 2

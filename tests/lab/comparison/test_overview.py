@@ -138,6 +138,10 @@ def test_a_test_set_with_a_long_tail_is_warned_about() -> None:
     warning = "classes have 1 to 6 test images, and accuracy counts images"
     assert any(found.startswith(warning) for found in find_warnings(TINY, made([0] * 6 + [1] * 3 + [2])))
     assert not any("accuracy counts" in found for found in find_warnings(TINY, made([0, 0, 0, 1, 1, 2, 2])))
+    tail = made([0] * 6 + [1] * 3 + [2])
+    assert not any(
+        "accuracy counts" in found for found in find_warnings(TINY, tail, None, "balanced-accuracy")
+    )
 
 
 def test_names_of_classes_that_are_probably_one_class_are_warned_about() -> None:

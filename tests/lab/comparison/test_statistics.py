@@ -270,7 +270,7 @@ def best_group(comparison: Comparison) -> list[str]:
     return [standing.method for standing in comparison.standings if standing.in_best_group]
 
 
-def compare_classes(**class_accuracies: list[list[float | None]]) -> Comparison:
+def compare_classes(measure: str = "accuracy", **class_accuracies: list[list[float | None]]) -> Comparison:
     """Two seeds of each method, tested on 9 images of the first class and 1 of each other one."""
     rows = [
         {
@@ -282,7 +282,9 @@ def compare_classes(**class_accuracies: list[list[float | None]]) -> Comparison:
         for method, by_seed in class_accuracies.items()
         for seed, found in enumerate(by_seed)
     ]
-    return summarise(QUICK, list(class_accuracies), range(2), "erm", rows)
+    methods = list(class_accuracies)
+    looks = [take_look(rows, methods, range(2), measure=measure)]
+    return summarise(QUICK, methods, range(2), "erm", rows, looks=looks)
 
 
 def test_the_verdict_names_the_method_that_is_best_over_classes_where_test_classes_differ_in_size():
@@ -294,11 +296,26 @@ def test_the_verdict_names_the_method_that_is_best_over_classes_where_test_class
     assert "erm has the highest accuracy" in found.verdict
     gap = paired_difference((220 / 3, 208 / 3), (130 / 3, 131 / 3))
     words = "test classes differ in size: balanced has the highest balanced accuracy, 71.3 %"
-    assert f"{words}, {gap} against erm for new seeds alone" in found.verdict
+    hint = "(--measure balanced-accuracy compares methods in it)"
+    assert f"{words}, {gap} against erm for new seeds alone {hint}" in found.verdict
     both = compare_classes(
         erm=[[90.0, 20.0, 10.0], [91.0, 20.0, 12.0]], balanced=[[95.0, 80.0, 60.0], [96.0, 70.0, 60.0]]
     )
     assert "balanced has the highest balanced accuracy, too" in both.verdict
+
+
+def test_compared_in_the_balanced_accuracy_the_leader_is_that_over_classes():
+    found = compare_classes(
+        measure="balanced-accuracy",
+        erm=[[100.0, 20.0, 10.0, None], [99.0, 20.0, 12.0, None]],
+        balanced=[[80.0, 80.0, 60.0, None], [78.0, 70.0, 60.0, None]],
+    )
+    assert [standing.method for standing in found.standings] == ["balanced", "erm"]
+    gap = paired_difference((220 / 3, 208 / 3), (130 / 3, 131 / 3))
+    assert str(found.standings[0].difference) == str(gap)
+    assert found.verdict.startswith(f"balanced is best: 71.3 % balanced accuracy, {gap} against erm")
+    assert "erm has the highest accuracy over images, 84.2 %" in found.verdict
+    assert "--measure" not in found.verdict
 
 
 def test_a_test_set_of_equal_classes_needs_no_second_accuracy():

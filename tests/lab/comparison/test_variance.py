@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from icmixup.lab.comparison.variance import crossed_sample, margin, p_value, seed_sample
+from icmixup.lab.comparison.variance import (
+    balanced_sample,
+    crossed_sample,
+    margin,
+    p_value,
+    seed_sample,
+)
 
 
 def mean_squares_by_loops(gaps: list[list[float]]) -> tuple[float, float, float]:
@@ -65,6 +71,48 @@ def test_components_of_simulated_data_are_those_they_were_drawn_with():
     found = crossed_sample(first, second)
     assert float(found.seed_variance) * 60 == pytest.approx(25 + 10**4 * 0.35 / images, rel=0.4)
     assert float(found.image_variance) * images == pytest.approx((200**2) * 0.01 / 3, rel=0.15)
+
+
+def test_with_one_class_the_balanced_accuracy_is_the_accuracy():
+    rng = np.random.default_rng(3)
+    first, second = rng.random((7, 4, 60)) < 0.8, rng.random((7, 4, 60)) < 0.7  # seven comparisons at once
+    found = balanced_sample(first, second, np.zeros(60, dtype=np.int64))
+    for own, other in zip(found, crossed_sample(first, second), strict=True):
+        np.testing.assert_allclose(own, other)
+
+
+def test_the_balanced_difference_is_the_mean_over_classes():
+    rng = np.random.default_rng(4)
+    labels = np.repeat([5, 0, 2], [40, 9, 1])  # class 1 has no test image, class 2 has one
+    first, second = rng.random((3, 50)) < 0.8, rng.random((3, 50)) < 0.7
+    by_class = [
+        (first[:, labels == label].mean(axis=1) - second[:, labels == label].mean(axis=1))
+        for label in (0, 2, 5)
+    ]
+    by_seed = 100 * np.mean(by_class, axis=0)
+    found = balanced_sample(first, second, labels)
+    assert float(found.mean) == pytest.approx(by_seed.mean())
+    assert float(found.seed_variance) == pytest.approx(by_seed.var(ddof=1) / 3)
+    order = rng.permutation(50)
+    shuffled = balanced_sample(first[:, order], second[:, order], labels[order])
+    np.testing.assert_allclose(np.array(shuffled, dtype=float), np.array(found, dtype=float))
+
+
+def test_intervals_of_the_balanced_accuracy_contain_the_true_difference():
+    """Three seeds; classes of 60 test images to one; difficulties by image, and differences by class."""
+    rng = np.random.default_rng(5)
+    labels = np.repeat(np.arange(20), [max(1, int(60 * 0.02 ** (k / 19))) for k in range(20)])
+    level, gap = rng.uniform(0.4, 0.7, 20)[labels], rng.normal(0, 0.1, 20)
+    inside = 0
+    for _ in range(400):
+        both, own = rng.uniform(-0.25, 0.25, len(labels)), rng.uniform(-0.15, 0.15, len(labels))
+        of_seed = rng.normal(0, 0.03, (3, 1))
+        chances = (level + both + sign * (own + gap[labels] / 2) + of_seed * (sign > 0) for sign in (1, -1))
+        first, second = (rng.random((3, len(labels))) < chance for chance in chances)
+        found = balanced_sample(first, second, labels)
+        parts = (float(found.seed_variance), float(found.image_variance), 2, 0.95, float(found.least))
+        inside += abs(float(found.mean) - 100 * gap.mean()) <= margin(*parts)
+    assert 100 * inside / 400 == 98.5  # as docs/statistics.md says
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 9, 13.5])

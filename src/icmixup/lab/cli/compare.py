@@ -85,6 +85,9 @@ class CompareFlags(RecipeFlags):
     """Largest number of seeds per method with --seeds auto, by default 10."""
     intervals: Literal["both", "seeds"] = "both"
     """What confidence intervals cover: new seeds and new test images, or new seeds only."""
+    measure: Literal["accuracy", "balanced-accuracy"] = "accuracy"
+    """What methods are compared in: the accuracy over all test images, or its average over classes. They
+    differ if test classes differ in size, as in a fifth of your own long-tailed photos."""
     baseline: str | None = None
     """Baseline method; by default mixup, or the first method if mixup is not compared."""
     budget: str | None = None
@@ -189,6 +192,7 @@ def run_compare(flags: CompareFlags, recipe_name: str, given: Collection[str]) -
         data.fingerprint,
         flags.tune,
         tuning_parts(flags, plan),
+        flags.measure,
     )
     folder = comparison_folder(flags.out, name if flags.name is None else flags.name)
     if flags.where.fresh and flags.tune is None:
@@ -346,6 +350,7 @@ def make_overview(plan: ComparisonPlan, recipe_name: str, runs: int, flags: Comp
         budget=plan.budget,
         tuning="" if flags.tune is None else describe_tuning(flags.tune, flags.tune_parts, plan.execution),
         tune_parts=flags.tune_parts,
+        measure=flags.measure,
         tested=None if plan.recipe.folds is None else count_images(plan.execution),
     )
 
@@ -380,6 +385,7 @@ def make_live_report(
         overview.as_json(),
         tuned=tuned,
         full_epochs=plan.full_epochs,
+        measure=flags.measure,
         note=print_note,
         on_first_page=open_in_browser if flags.page.open else None,
     )
@@ -409,7 +415,7 @@ def train_and_compare(
         display.live = live
         return display
 
-    full_epochs, intervals = plan.full_epochs, flags.intervals
+    full_epochs, intervals, measure = plan.full_epochs, flags.intervals, flags.measure
     if flags.seeds != "auto":
         with show(comparison_recipes(recipe, *plan.fit, tuned)) as display:
             return compare(
@@ -417,6 +423,7 @@ def train_and_compare(
                 execution=execution,
                 display=display,
                 intervals=intervals,
+                measure=measure,
                 full_epochs=full_epochs,
                 tuned=tuned,
                 filler=plan.filler,
@@ -426,6 +433,7 @@ def train_and_compare(
         execution=execution,
         show=show,
         intervals=intervals,
+        measure=measure,
         seconds=plan.seconds,
         full_epochs=full_epochs,
         tuned=tuned,

@@ -19,12 +19,12 @@ from icmixup.lab.comparison.compare import (
     check_methods,
     comparison_recipes,
     pick_baseline,
-    read_correct,
+    read_answers,
     summarise,
     train_all,
 )
 from icmixup.lab.comparison.correction import ERROR, FIRST_LOOK, error_at_looks
-from icmixup.lab.comparison.statistics import Correct, Decision, Look, decide, take_look
+from icmixup.lab.comparison.statistics import COMPARED, Answers, Decision, Look, decide, take_look
 from icmixup.lab.comparison.verdict import describe_stop
 from icmixup.lab.sweep.progress import Display
 from icmixup.lab.training.execution import Execution
@@ -43,6 +43,7 @@ def compare_adaptively(
     execution: Execution,
     show: Show | None = None,
     intervals: str = "both",
+    measure: str = "accuracy",
     seconds: float | None = None,
     full_epochs: int | None = None,
     tuned: Tuned | None = None,
@@ -55,6 +56,7 @@ def compare_adaptively(
         baseline: method that differences refer to; see pick_baseline.
         show: called with the recipes of each round; its display shows their progress.
         intervals: "both" covers new seeds and new test images, "seeds" covers new seeds.
+        measure: one of COMPARED, what the differences are of.
         seconds: no seed is started that would take longer than this in total.
         full_epochs: of the recipe before --budget cut them, for the verdict.
         tuned: fields of the recipe that differ by method, from tuning.tune_methods.
@@ -62,6 +64,7 @@ def compare_adaptively(
     methods = check_methods(methods)
     baseline = pick_baseline(methods, baseline)
     check_choice("intervals", intervals, INTERVALS)
+    check_choice("measure", measure, COMPARED)
     error_at_looks(len(seeds))
     clock = Clock(seconds)
     rows: list[Row] = []
@@ -72,8 +75,8 @@ def compare_adaptively(
         with show(recipes) if show is not None else nullcontext() as display:
             finished, failed = train_all(recipes, execution, display)
         rows, failures, done = [*rows, *finished], [*failures, *failed], planned
-        correct, seeds_only = read_correct(rows, execution.out, intervals)
-        looks = take_looks(rows, methods, seeds, done, correct)
+        answers, seeds_only = read_answers(rows, execution.out, intervals)
+        looks = take_looks(rows, methods, seeds, done, answers, measure)
         if done >= FIRST_LOOK:
             active = methods_to_continue(decide(looks), done, len(seeds))
         planned = done + 1
@@ -110,7 +113,12 @@ class Clock:
 
 
 def take_looks(
-    rows: Sequence[Row], methods: Sequence[str], seeds: Sequence[int], done: int, correct: Correct | None
+    rows: Sequence[Row],
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    done: int,
+    answers: Answers | None,
+    measure: str = "accuracy",
 ) -> list[Look]:
     """All looks at the rows of the first `done` seeds; a single one if it ends before the first look.
 
@@ -119,7 +127,7 @@ def take_looks(
     """
     errors = {number: error for number, error in error_at_looks(len(seeds)).items() if number <= done}
     return [
-        take_look(rows, methods, seeds[:number], correct, error)
+        take_look(rows, methods, seeds[:number], answers, error, measure)
         for number, error in (errors or {done: ERROR}).items()
     ]
 

@@ -34,6 +34,7 @@ from icmixup.lab.comparison.compare import (
 from icmixup.lab.comparison.compare import compare as compare_recipes
 from icmixup.lab.comparison.overview import Overview, describe_comparison
 from icmixup.lab.comparison.result import ComparisonResult
+from icmixup.lab.comparison.statistics import COMPARED
 from icmixup.lab.comparison.tuning import Batch, check_trials, held_out_parts, tune_methods, write_tuning
 from icmixup.lab.datasets import Dataset, Examples
 from icmixup.lab.datasets.arrays import Data, Transform, make_dataset
@@ -69,7 +70,7 @@ OTHER_PRECISIONS = (torch.float16, torch.bfloat16, torch.float64)  # than that o
 # A flag of the command in a message, with its value if that is a number or one of a few words.
 FLAG = re.compile(
     r"(?<![\w-])--(no-)?([a-z]+(?:-[a-z]+)*)"
-    r"(?: (\d[\d.]*(?:e[+-]?\d+)?(?<!\.)|cpu|float32|uniform|cosine|step|sgd|adamw)\b)?"
+    r"(?: (\d[\d.]*(?:e[+-]?\d+)?(?<!\.)|cpu|float32|uniform|cosine|step|sgd|adamw|balanced-accuracy)\b)?"
 )
 
 
@@ -92,6 +93,7 @@ def compare(
     device: str | None = None,
     workers: int = 1,
     intervals: str = "both",
+    measure: str = "accuracy",
     progress: bool = True,
     **settings: object,
 ) -> ComparisonResult:
@@ -129,12 +131,15 @@ def compare(
             transforms and methods must be picklable and importable, so defined at the top level of a .py
             file, and a script must call compare under `if __name__ == "__main__":`.
         intervals: "both" covers new seeds and new test examples, "seeds" covers new seeds.
+        measure: "accuracy", over test examples, or "balanced-accuracy", its average over classes: what
+            differences, intervals and the best group are of. They differ if test classes differ in size.
         progress: show the progress on stderr.
         settings: epochs, batch_size, lr, weight_decay and other settings of a training run, as the flags of
             `icmixup compare`: 60 epochs with batches of 64 and a cosine schedule by default.
     """
     check_starting(workers)
     check_choice("intervals", intervals, INTERVALS)
+    check_choice("measure", measure, COMPARED)
     with errors_about_arguments():
         check_trials(tune, tune_parts)
     data = make_dataset(
@@ -162,7 +167,8 @@ def compare(
         )
         check_execution(execution)
         plan = Plan(
-            recipe, names, seed_list(seeds), pick_baseline(names, baseline), execution, tune, tune_parts
+            *(recipe, names, seed_list(seeds), pick_baseline(names, baseline)),
+            *(execution, tune, tune_parts, measure),
         )
         return ComparisonResult(plan.run(intervals, progress), plan.folder, definitions)
 
@@ -202,6 +208,7 @@ class Plan:
     execution: Execution
     tune: int | None
     tune_parts: int | None
+    measure: str
 
     @property
     def data(self) -> Dataset:
@@ -216,7 +223,8 @@ class Plan:
         meaning = " ".join(f"{identity.data} {identity.model} {identity.method}" for identity in identities)
         parts = 1 if self.tune is None else len(held_out_parts(self.data, self.tune_parts))
         name = comparison_name(
-            self.recipe, RECIPE_NAME, self.methods, self.seeds, self.baseline, meaning, self.tune, parts
+            *(self.recipe, RECIPE_NAME, self.methods, self.seeds, self.baseline, meaning),
+            *(self.tune, parts, self.measure),
         )
         return comparison_folder(self.execution.out, name)
 
@@ -241,6 +249,7 @@ class Plan:
                 execution=self.execution,
                 display=display,
                 intervals=intervals,
+                measure=self.measure,
                 tuned=tuned,
             )
         for failure in comparison.failures:
@@ -291,6 +300,7 @@ class Plan:
             recipe_name=RECIPE_NAME,
             where=pick_device(self.execution.device).type,
             seconds=None,
+            measure=self.measure,
         )
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from icmixup._checks import check_choice
 from icmixup.lab.comparison.folds import fold_recipes, pool_folds
 from icmixup.lab.comparison.overview import LONG_TAIL_RATIO
-from icmixup.lab.comparison.statistics import Correct, Look, Standing, rank_methods, take_look
+from icmixup.lab.comparison.statistics import COMPARED, Answers, Look, Standing, rank_methods, take_look
 from icmixup.lab.comparison.variance import Sample
 from icmixup.lab.comparison.verdict import cut_short, footnote, hardly_learnt, verdict
 from icmixup.lab.sweep import find_finished, run_recipes
@@ -94,6 +94,11 @@ class Comparison:
     overview: Mapping[str, object] = field(default_factory=dict)  # what was compared, as JSON
     tuned: Tuned = field(default_factory=dict)  # by method, what --tune chose; empty without it
 
+    @property
+    def measure(self) -> str:
+        """What methods are compared in, one of COMPARED."""
+        return self.looks[-1].measure
+
     def recipe_of(self, method: str) -> Recipe:
         """The recipe that a method was trained with, for the first seed."""
         return dataclasses.replace(self.recipe, method=method, **self.tuned.get(method, {}))  # type: ignore[arg-type]
@@ -108,6 +113,7 @@ def compare(
     execution: Execution,
     display: Display | None = None,
     intervals: str = "both",
+    measure: str = "accuracy",
     full_epochs: int | None = None,
     tuned: Tuned | None = None,
     filler: Filler | None = None,
@@ -123,6 +129,7 @@ def compare(
         baseline: method that differences refer to; see pick_baseline.
         display: shows the progress of every run.
         intervals: "both" covers new seeds and new test images, "seeds" covers new seeds.
+        measure: one of COMPARED, what the differences are of.
         full_epochs: of the recipe before --budget cut them, for the verdict.
         tuned: fields of the recipe that differ by method, from tuning.tune_methods.
         filler: decides how many of the methods and seeds are trained, within a budget.
@@ -130,13 +137,14 @@ def compare(
     methods = check_methods(methods)
     baseline = pick_baseline(methods, baseline)
     check_choice("intervals", intervals, INTERVALS)
+    check_choice("measure", measure, COMPARED)
     if filler is None:
         rows, failures = train_all(comparison_recipes(recipe, methods, seeds, tuned), execution, display)
     else:
         rows, failures = train_within_budget(recipe, seeds, execution, display, filler)
         methods, seeds = filler.fit.methods, seeds[: filler.fit.seeds]
-    correct, seeds_only = read_correct(rows, execution.out, intervals)
-    looks = [take_look(rows, methods, seeds, correct)]
+    answers, seeds_only = read_answers(rows, execution.out, intervals)
+    looks = [take_look(rows, methods, seeds, answers, measure=measure)]
     return summarise(
         *(recipe, methods, seeds, baseline, rows, failures),
         looks=looks,
@@ -223,8 +231,8 @@ def train_within_budget(
     return train_all(first, execution, display, filler, lambda: filler.more(recipes_of))
 
 
-def read_correct(rows: Sequence[Row], runs: Path, intervals: str = "both") -> tuple[Correct | None, str]:
-    """Whether each run is right about each test image; None, and the reason, if that cannot be used.
+def read_answers(rows: Sequence[Row], runs: Path, intervals: str = "both") -> tuple[Answers | None, str]:
+    """What each run says to each test image; None, and the reason, if that cannot be used.
 
     Args:
         runs: folder that contains the run folders of `rows`.
@@ -242,7 +250,10 @@ def read_correct(rows: Sequence[Row], runs: Path, intervals: str = "both") -> tu
     labels = {one.labels.tobytes() for one in found.values()}
     if len(labels) > 1 or (len(named) > 1 and not have_same_fingerprint(rows)):
         return None, "runs were tested on different images"
-    return {run: predictions.correct for run, predictions in found.items()}, ""
+    if not found:
+        return None, NO_PREDICTIONS
+    correct = {run: predictions.correct for run, predictions in found.items()}
+    return Answers(correct, next(iter(found.values())).labels), ""
 
 
 def have_same_fingerprint(rows: Sequence[Row]) -> bool:
@@ -357,6 +368,7 @@ def comparison_name(
     data: str,
     tune: int | None = None,
     tune_parts: int = 1,
+    measure: str = "accuracy",
 ) -> str:
     """A folder name of a comparison: data, model and recipe, and a key of everything else that defines it.
 
@@ -365,10 +377,12 @@ def comparison_name(
         data: fingerprint of the images.
         tune: trials per method, if values are tuned.
         tune_parts: parts of the training images that trials are validated on.
+        measure: what methods are compared in.
     """
     plain = dataclasses.replace(recipe, dataset="", method="erm", seed=0)
     tuning = [] if tune is None else [f"tune {tune}" + f" parts {tune_parts}" * (tune_parts > 1)]
-    parts = json.dumps([plain.key, list(methods), list(seeds), baseline, data, *tuning])
+    other = [] if measure == "accuracy" else [measure]
+    parts = json.dumps([plain.key, list(methods), list(seeds), baseline, data, *tuning, *other])
     key = hashlib.sha256(parts.encode()).hexdigest()[:6]
     recipe_name += "" if tune is None else "-tuned"
     return f"{recipe.data_title}.{recipe.model.replace('/', '-')}.{recipe_name}.{key}"
@@ -439,6 +453,7 @@ def comparison_as_json(comparison: Comparison) -> dict[str, object]:
         "verdict": comparison.verdict,
         "footnote": comparison.footnote,
         "baseline": comparison.baseline,
+        "measure": comparison.measure,
         "seeds": comparison.seeds,
         "methods": {standing.method: standing_as_json(standing) for standing in standings},
         "overview": dict(comparison.overview),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from icmixup.lab.comparison.compare import Comparison
 from icmixup.lab.comparison.statistics import Standing, signed
+from icmixup.lab.comparison.verdict import measure_name
 from icmixup.lab.training.run_folder import write_atomically
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def plot_comparison(comparison: Comparison) -> Figure:
         draw_difference(right, standing, baseline, y)
     label_rows(left, standings)
     seeds = len(comparison.seeds)
-    finish_axes(left, f"test accuracy, % (mean of {seeds} seed{'s' * (seeds > 1)})")
+    finish_axes(left, f"test {measure_name(comparison.measure)}, % (mean of {seeds} seed{'s' * (seeds > 1)})")
     finish_axes(right, f"difference to {comparison.baseline}, points (95 % CI)")
     right.axvline(0, color=ZERO_LINE_COLOUR, linewidth=1.5, zorder=1)
     title = "\n".join(textwrap.wrap(comparison.verdict, 110))

@@ -103,6 +103,7 @@ def describe_comparison(
     tested: int | None = None,
     tuning: str = "",
     tune_parts: int | None = None,
+    measure: str = "accuracy",
 ) -> Overview:
     """The overview of methods x seeds on a dataset, with warnings where the data cannot answer.
 
@@ -135,7 +136,7 @@ def describe_comparison(
         where=where,
         estimated_seconds=seconds,
         budget=budget,
-        warnings=(*find_warnings(recipe, data, tested), *find_unused(recipe, methods, recipe_name)),
+        warnings=(*find_warnings(recipe, data, tested, measure), *find_unused(recipe, methods, recipe_name)),
         tuning=tuning,
         class_counts=tuple(counts.tolist()),
         tune_parts=tune_parts,
@@ -182,7 +183,9 @@ def describe_augmentation(recipe: Recipe) -> str:
     return ", ".join(part for part in parts if part) or "none"
 
 
-def find_warnings(recipe: Recipe, data: Dataset, tested: int | None = None) -> list[str]:
+def find_warnings(
+    recipe: Recipe, data: Dataset, tested: int | None = None, measure: str = "accuracy"
+) -> list[str]:
     """Why the data or the recipe may not answer which method is better.
 
     Args:
@@ -209,10 +212,10 @@ def find_warnings(recipe: Recipe, data: Dataset, tested: int | None = None) -> l
         found.append(f"{len(missing)} of {data.num_classes} classes have no test images: {names}")
     sizes = torch.bincount(data.test.labels.cpu(), minlength=data.num_classes)
     fewest, most = int(sizes[sizes > 0].min()), int(sizes.max())
-    if most >= LONG_TAIL_RATIO * fewest:
+    if most >= LONG_TAIL_RATIO * fewest and measure == "accuracy":
         found.append(
             f"classes have {fewest} to {count(most, 'test image')}, and accuracy counts images: what helps "
-            "rare classes looks worse than it is; balanced accuracy is the average over classes"
+            "rare classes looks worse than it is; --measure balanced-accuracy compares averages over classes"
         )
     if alike := similar_names(data.class_names):
         found.append(

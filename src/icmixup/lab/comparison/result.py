@@ -96,11 +96,11 @@ class ComparisonResult:
 
 
 def summary_row(comparison: Comparison, standing: Standing) -> dict[str, object]:
-    """One method: accuracy, difference to the baseline, tuned values, and means of all metrics."""
-    difference = standing.difference
+    """One method: what is compared, the difference to the baseline, tuned values, and all other metrics."""
+    difference, measure = standing.difference, comparison.measure.replace("-", "_")
     return {
         "method": standing.method,
-        "accuracy": standing.mean,
+        measure: standing.mean,
         "std": standing.std,
         "seeds": len(standing.finished),
         "in_best_group": standing.in_best_group,
@@ -109,7 +109,7 @@ def summary_row(comparison: Comparison, standing: Standing) -> dict[str, object]
         "high": None if difference is None else difference.high,
         "clear": None if difference is None else difference.clear,
         **comparison.tuned.get(standing.method, {}),
-        **{name: standing.average(name) for name in standing.metrics if name != "accuracy"},
+        **{name: standing.average(name) for name in standing.metrics if name != measure},
     }
 
 

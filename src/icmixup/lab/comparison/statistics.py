@@ -16,6 +16,7 @@ import numpy.typing as npt
 from icmixup.lab.comparison.correction import ERROR, pair_p_values
 from icmixup.lab.comparison.variance import (
     Sample,
+    balanced_sample,
     crossed_sample,
     is_testable,
     margin,
@@ -27,6 +28,8 @@ from icmixup.lab.training.run_folder import Row
 from icmixup.methods import find_method
 
 CONFIDENCE_LEVEL = 1 - ERROR
+COMPARED = ("accuracy", "balanced-accuracy")
+"""What methods can be compared in: the share of all test images that are right, or its mean over classes."""
 MEASURES = (
     "many",
     "medium",
@@ -47,12 +50,17 @@ MEASURES = (
 """Columns of a row, besides its accuracy, that are averaged over seeds."""
 
 
-Correct = Mapping[tuple[str, int], npt.NDArray[np.bool_]]
-"""(N,) whether a run is right about each test image, by method and seed."""
 Pair = tuple[str, str]
 UNEVEN_POINTS = 0.5  # between accuracy and balanced accuracy, from which on both are shown
 # With this little of the variance due to seeds, more of them narrow an interval by at most 5 %.
 FEW_SEED_VARIANCE = 0.1
+
+
+class Answers(NamedTuple):
+    """What runs, by method and seed, say to the same test images."""
+
+    correct: Mapping[tuple[str, int], npt.NDArray[np.bool_]]  # (N,) each
+    labels: npt.NDArray[np.integer]  # (N,)
 
 
 @dataclass(frozen=True)
@@ -100,12 +108,13 @@ class Standing:
     """Results of one method over all seeds."""
 
     method: str
-    accuracies: tuple[float | None, ...]  # by seed; None where the run has no result
-    metrics: Mapping[str, tuple[float | None, ...]]  # each of MEASURES and balanced_accuracy, by seed
+    accuracies: tuple[float | None, ...]  # by seed, in the measure compared; None where there is no result
+    metrics: Mapping[str, tuple[float | None, ...]]  # by seed: each of MEASURES, accuracy, balanced_accuracy
     difference: Difference | None = None  # to the baseline; None for the baseline itself
     to_best: Difference | None = None  # to the method with the highest accuracy; None for that one
     in_best_group: bool = False  # not clearly behind any method
     stopped_after: int | None = None  # seeds after which it got no more, with --seeds auto
+    measure: str = "accuracy"  # one of COMPARED: what accuracies, mean and differences are of
 
     @property
     def failed(self) -> int:
@@ -143,6 +152,7 @@ class Look(NamedTuple):
     error: float
     means: dict[str, float]  # accuracy of each method that has a result
     samples: dict[Pair, Sample]  # first method minus second, in the order of the methods
+    measure: str = "accuracy"  # one of COMPARED: what all of these numbers are
 
 
 class Decision(NamedTuple):
@@ -192,15 +202,18 @@ def take_look(
     rows: Sequence[Row],
     methods: Sequence[str],
     seeds: Sequence[int],
-    correct: Correct | None = None,
+    answers: Answers | None = None,
     error: float = ERROR,
+    measure: str = "accuracy",
 ) -> Look:
     """Means of all methods and samples of all their pairs, from the rows with these seeds.
 
     Args:
-        correct: of every run; None where only accuracies are known, and then samples cover seeds alone.
+        answers: of every run; None where only accuracies are known, and then samples cover seeds alone.
+        measure: one of COMPARED.
     """
-    accuracy = {(row["method"], row["seed"]): float(row["accuracy"]) for row in rows}
+    values = {(row["method"], row["seed"]): compared_value(row, measure) for row in rows}
+    accuracy = {run: value for run, value in values.items() if value is not None}
     finished = {method: [seed for seed in seeds if (method, seed) in accuracy] for method in methods}
     means = {m: fmean(accuracy[m, seed] for seed in done) for m, done in finished.items() if done}
     samples = {}
@@ -208,13 +221,24 @@ def take_look(
         common = [seed for seed in finished[first] if seed in finished[second]]
         if not common:
             continue
-        if correct is None:
+        if answers is None:
             gaps = [accuracy[first, seed] - accuracy[second, seed] for seed in common]
             samples[first, second] = seed_sample(np.array(gaps))
         else:
-            ours, theirs = (np.stack([correct[m, seed] for seed in common]) for m in (first, second))
-            samples[first, second] = crossed_sample(ours, theirs)
-    return Look(len(seeds), error, means, samples)
+            ours, theirs = (np.stack([answers.correct[m, seed] for seed in common]) for m in (first, second))
+            samples[first, second] = (
+                balanced_sample(ours, theirs, answers.labels)
+                if measure == "balanced-accuracy"
+                else crossed_sample(ours, theirs)
+            )
+    return Look(len(seeds), error, means, samples, measure)
+
+
+def compared_value(row: Mapping[str, Any], measure: str) -> float | None:
+    """The accuracy of a run in a measure of COMPARED; None if it has none."""
+    if measure == "balanced-accuracy":
+        return row_balanced_accuracy(row)
+    return None if row.get("accuracy") is None else float(row["accuracy"])
 
 
 def decide(looks: Sequence[Look]) -> Decision:
@@ -295,13 +319,14 @@ def rank_methods(
         stopped = decision.stopped.get(method) if len(looks) > 1 else None
         return Standing(
             method,
-            tuple(row.get("accuracy") for row in column),
-            {name: tuple(row.get(name) for row in column) for name in MEASURES}
+            tuple(compared_value(row, last.measure) for row in column),
+            {name: tuple(row.get(name) for row in column) for name in (*MEASURES, "accuracy")}
             | {"balanced_accuracy": tuple(row_balanced_accuracy(row) for row in column)},
             difference_between(last, decision, method, baseline),
             None if leader is None else difference_between(last, decision, method, leader),
             method in decision.group,
             stopped,
+            last.measure,
         )
 
     standings = sorted(
@@ -320,9 +345,9 @@ def row_balanced_accuracy(row: Mapping[str, Any]) -> float | None:
 def are_classes_uneven(standings: Sequence[Standing]) -> bool:
     """Whether the balanced accuracy of any method differs from its accuracy, which counts images."""
     return any(
-        standing.mean is not None
+        (plain := standing.average("accuracy")) is not None
         and (balanced := standing.average("balanced_accuracy")) is not None
-        and abs(balanced - standing.mean) >= UNEVEN_POINTS
+        and abs(balanced - plain) >= UNEVEN_POINTS
         for standing in standings
     )
 

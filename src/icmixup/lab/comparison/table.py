@@ -72,7 +72,8 @@ def row_style(standing: Standing) -> str:
 def accuracy_columns(comparison: Ranked) -> list[Column]:
     """Accuracy, the best group, the difference to the baseline (* if clear), and accuracy by class size.
 
-    Balanced accuracy, the average over classes, is shown where it is another number.
+    Where the balanced accuracy, the average over classes, is another number than the accuracy over images,
+    the one that methods are not compared in is shown, too.
     """
 
     def difference(standing: Standing) -> str:
@@ -85,10 +86,13 @@ def accuracy_columns(comparison: Ranked) -> list[Column]:
     groups = [name for name in ("many", "medium", "few") if has_measure(comparison, name)]
     # A single group repeats the accuracy.
     shown = groups if len(groups) > 1 else []
-    balanced = Column("balanced\naccuracy %", lambda s: format_or_dash(s.average("balanced_accuracy"), ".1f"))
+    names = {"accuracy": "accuracy %", "balanced_accuracy": "balanced\naccuracy %"}
+    measure = comparison.standings[0].measure.replace("-", "_")
+    (other,) = set(names) - {measure}
+    unmeasured = Column(names[other], lambda s: format_or_dash(s.average(other), ".1f"))
     return [
-        Column("accuracy %", accuracy_cell),
-        *([balanced] if are_classes_uneven(comparison.standings) else []),
+        Column(names[measure], accuracy_cell),
+        *([unmeasured] if are_classes_uneven(comparison.standings) else []),
         Column("best\ngroup", lambda s: "yes" if s.in_best_group else NO_VALUE),
         Column(f"against {comparison.baseline}\n[95 % interval]  ", difference),
         *(Column(name, lambda s, name=name: format_or_dash(s.average(name), ".1f")) for name in shown),  # type: ignore[misc]

@@ -16,6 +16,10 @@ With two or three seeds this covers what it claims to; Satterthwaite's approxima
 than so few test images allow, so no interval is narrower than the one without an effect of seeds, which has
 the variance residual / N / S + image variance. All functions accept leading axes, so a simulation is one
 call.
+
+Balanced accuracy is the mean over C classes of their accuracies. Its difference is the mean over classes of
+the mean of d within each, new test images are new ones of the same classes, and both variances follow from
+those within classes.
 """
 
 from __future__ import annotations
@@ -89,6 +93,42 @@ def crossed_sample(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_]) 
     between_images = np.maximum(of_images / (images - 1) - residual, 0.0)
     cells = seeds * images
     return Sample(mean, seeds, between_seeds / cells, between_images / cells, residual, images)
+
+
+def balanced_sample(
+    first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_], labels: npt.NDArray[np.integer]
+) -> Sample:
+    """A sample of the balanced accuracy: as crossed_sample, with every class of the same weight.
+
+    Args:
+        first, second: (..., S, N) as in crossed_sample.
+        labels: (N,) classes of the images. One image says nothing of the variance within its class: its
+            distance from the mean of all classes stands in, which is larger on average.
+    """
+    gaps = 100.0 * (first.astype(np.int8) - second.astype(np.int8))
+    *_, seeds, images = gaps.shape
+    of_class = (labels[:, None] == np.unique(labels)).astype(np.float64)  # (N, C)
+    sizes = of_class.sum(axis=0)  # (C,)
+    by_class = gaps @ (of_class / sizes)  # (..., S, C)
+    by_seed = by_class.mean(axis=-1)
+    mean = by_seed.mean(axis=-1)
+    if seeds == 1 or images == 1:
+        return seed_sample(by_seed)
+    alone = sizes == 1
+    centre = np.where(alone, mean[..., None], by_class.mean(axis=-2))  # (..., C) of images
+    moved = np.where(alone, by_seed[..., None], by_class) - centre[..., None, :]  # (..., S, C) by seeds
+    by_image = gaps.mean(axis=-2)  # (..., N)
+    residuals = gaps - by_image[..., None, :] - moved @ of_class.T
+    freedom = np.maximum(sizes - 1, 1)
+    within = (by_image - centre @ of_class.T) ** 2 @ of_class / freedom  # (..., C)
+    noise = (residuals**2).sum(axis=-2) @ of_class / (freedom * (seeds - 1))  # (..., C)
+    weights = 1 / (len(sizes) ** 2 * sizes)  # of a variance of one image, in that of the balanced accuracy
+    of_noise, of_images = (noise * weights).sum(axis=-1), (within * weights).sum(axis=-1)
+    between_seeds = by_seed.var(axis=-1, ddof=1)
+    # Equal differences are a matter of steps of one image, so the residual stands in for them.
+    between_seeds = np.where(between_seeds < 1e-9, of_noise, between_seeds)
+    image_variance = np.maximum(of_images - of_noise / seeds, 0.0)
+    return Sample(mean, seeds, between_seeds / seeds, image_variance, of_noise * images, images)
 
 
 def p_value(

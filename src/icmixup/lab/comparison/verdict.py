@@ -45,7 +45,11 @@ def verdict(standings: Sequence[Standing], baseline: str, looks: Sequence[Look])
     if all(s.to_best is None or s.to_best.low is None for s in scored):
         return f"{describe_best(scored)}{against(best, base)}; {why_no_interval(scored)}"
     group = [s for s in scored if s.in_best_group]
-    sentences = [headline(scored, group, base), best_over_classes(scored), other_family(scored, group, base)]
+    sentences = [
+        headline(scored, group, base),
+        best_in_other_measure(scored),
+        other_family(scored, group, base),
+    ]
     if len(group) > 1:
         sentences.append(what_it_takes(group, looks))
     if base.mean is None:
@@ -90,9 +94,9 @@ def headline(scored: Sequence[Standing], group: Sequence[Standing], base: Standi
     best, others = scored[0], scored[1:]
     if len(group) == 1 and best is base:
         next_best = f"next is {others[0].method}, {others[0].difference}"
-        return f"the baseline {best.method} is best: {best.mean:.1f} %; {next_best}"
+        return f"the baseline {best.method} is best: {best.mean:.1f} %{in_measure(best)}; {next_best}"
     if len(group) == 1:
-        return f"{best.method} is best: {best.mean:.1f} %{against(best, base)}"
+        return f"{best.method} is best: {best.mean:.1f} %{in_measure(best)}{against(best, base)}"
     if len(group) == len(scored):
         return f"no clear difference: {describe_best(scored)}{against(best, base, suffix=False)}"
     names = join_names([s.method for s in group[1:]])
@@ -104,22 +108,30 @@ def headline(scored: Sequence[Standing], group: Sequence[Standing], base: Standi
     )
 
 
-def best_over_classes(scored: Sequence[Standing]) -> str:
-    """The method with the highest balanced accuracy, where test classes differ in size and it is another one.
+def best_in_other_measure(scored: Sequence[Standing]) -> str:
+    """The method with the highest accuracy in the measure not compared, where test classes differ in size.
 
     Accuracy counts images: on a test set with a long tail, what helps rare classes looks worse than it is.
     """
     if not are_classes_uneven(scored):
         return ""
-    best = max(scored, key=lambda s: s.average("balanced_accuracy") or 0.0)
+    plain = scored[0].measure == "accuracy"
+    key, name = ("balanced_accuracy", "balanced accuracy") if plain else ("accuracy", "accuracy over images")
+    best = max(scored, key=lambda s: s.average(key) or 0.0)
     if best is scored[0]:
-        return f"{best.method} has the highest balanced accuracy, too"
-    gap = paired_difference(*(s.metrics["balanced_accuracy"] for s in (best, scored[0])))
+        return f"{best.method} has the highest {name}, too"
+    gap = paired_difference(*(s.metrics[key] for s in (best, scored[0])))
     against_leader = "" if gap is None else f", {gap} against {scored[0].method} for new seeds alone"
+    hint = " (--measure balanced-accuracy compares methods in it)" if plain else ""
     return (
-        f"test classes differ in size: {best.method} has the highest balanced accuracy, "
-        f"{best.average('balanced_accuracy'):.1f} %{against_leader}"
+        f"test classes differ in size: {best.method} has the highest {name}, {best.average(key):.1f} %"
+        f"{against_leader}{hint}"
     )
+
+
+def in_measure(standing: Standing) -> str:
+    """What a percentage is of, if it is not the accuracy over images."""
+    return "" if standing.measure == "accuracy" else f" {measure_name(standing.measure)}"
 
 
 def join_names(names: Sequence[str]) -> str:
@@ -129,7 +141,12 @@ def join_names(names: Sequence[str]) -> str:
 def describe_best(scored: Sequence[Standing]) -> str:
     best = [s.method for s in scored if s.mean == scored[0].mean]
     subject = f"{best[0]} has" if len(best) == 1 else f"{join_names(best)} share"
-    return f"{subject} the highest accuracy, {scored[0].mean:.1f} %"
+    return f"{subject} the highest {measure_name(scored[0].measure)}, {scored[0].mean:.1f} %"
+
+
+def measure_name(measure: str) -> str:
+    """One of COMPARED in a sentence."""
+    return measure.replace("-", " ")
 
 
 def against(one: Standing, base: Standing, suffix: bool = True) -> str:
@@ -229,7 +246,8 @@ def footnote(
         if images
         else f"It covers new seeds, not new test images{f' ({reason})' if reason else ''}."
     )
-    text = f"Brackets: 95 % confidence interval of the difference to {baseline}, paired by seed. {covers}"
+    of = "" if looks[-1].measure == "accuracy" else f" in {measure_name(looks[-1].measure)}"
+    text = f"Brackets: 95 % confidence interval of the difference{of} to {baseline}, paired by seed. {covers}"
     if folds is not None:
         text += (
             f" Every image was tested once per seed, in one of {folds} folds, which are drawn anew for every "

@@ -122,6 +122,23 @@ def test_differences_to_every_baseline_are_those_of_the_statistics(page: Page, t
             assert found[3] == expected.clear
 
 
+def test_the_page_starts_with_the_measure_that_methods_were_compared_in(copied: Path):
+    args = ["compare", "digits", *TINY, "--methods", *METHODS, "--seeds", "2", "--device", "cpu"]
+    measure = ["--measure", "balanced-accuracy"]
+    assert main([*args, *measure, "--workers", "1", "--out", str(copied.parent), "--name", "balanced"]) == 0
+    folder = copied.parent / "balanced"
+    comparison, page = read_comparison(folder / "comparison.json"), Page(folder / "report.html")
+    assert page.data["measures"][0]["key"] == "balanced_accuracy"
+    one, other = (variant["name"] for variant in page.data["variants"][:2])
+    assert one == comparison.standings[0].method
+    expected = difference_between(comparison.looks[-1], decide(comparison.looks), one, other)
+    assert expected is not None
+    found = page.data["differences"]["balanced_accuracy"][0][0]
+    assert found[:3] == pytest.approx([expected.mean, expected.low, expected.high], abs=1e-5)
+    assert "balanced accuracy" in page.rows[0][1]
+    assert "--measure balanced-accuracy" in page.text
+
+
 def test_other_baselines_agree_with_a_comparison_that_has_them(page: Page, trained: Path):
     stored = read_comparison(trained / "comparison.json")
     other = summarise(stored.recipe, stored.methods, stored.seeds, "erm", stored.rows, looks=stored.looks)

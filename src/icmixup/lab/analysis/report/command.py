@@ -14,19 +14,27 @@ FLAGS = ["folds", *(entry.name for kind in FLAG_GROUPS.values() for entry in dat
 
 
 def repeat_command(
-    recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], baseline: str, adaptive: bool = False
+    recipe: Recipe,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    baseline: str,
+    adaptive: bool = False,
+    measure: str = "accuracy",
 ) -> str:
     """`icmixup compare` with the flags in which the recipe differs from the nearest named recipe.
 
     Args:
         adaptive: seeds are those that --seeds auto may use.
+        measure: what methods are compared in.
     """
     name = min(RECIPES, key=lambda known: len(changed_fields(recipe, RECIPES[known])))
     words = ["icmixup", "compare", recipe.dataset, "--methods", *methods]
     words += ["--seeds", "auto", "--max-seeds"] if adaptive else ["--seeds"]
     words.append(str(len(seeds)))
     words += ["--seed", str(min(seeds))] if min(seeds) else []
-    words += ["--baseline", baseline, "--recipe", name]
+    words += ["--baseline", baseline]
+    words += [] if measure == "accuracy" else ["--measure", measure]
+    words += ["--recipe", name]
     words += [] if recipe.model in (RECIPES[name].model, LINEAR) else ["--model", recipe.model]
     changed = changed_fields(recipe, RECIPES[name])
     if "epochs" not in changed and RECIPES[name].min_steps:

@@ -90,7 +90,9 @@ def report_data(study: Study, parts: Parts) -> Json:
     names = [standing.method for standing in study.standings]
     methods = {variant.name: variant.method for variant in study.variants}
     colours = assign_colours([methods[name] for name in names])
+    compared = compared_key(study)
     shown = [measure for measure in MEASURES if any(measured(study, name, measure.key) for name in names)]
+    shown.sort(key=lambda measure: measure.key != compared)  # first, where the page looks for it
     classes = class_names(study, parts.summaries)
     return {
         "variants": [{"name": name, **colour} for name, colour in zip(names, colours, strict=True)],
@@ -146,6 +148,11 @@ def rows_of(study: Study, name: str) -> list[Row]:
     return [study.rows.get((name, seed), {}) for seed in study.seeds]
 
 
+def compared_key(study: Study) -> str:
+    """The key of the measure that methods are compared in."""
+    return study.looks[-1].measure.replace("-", "_")
+
+
 def row_value(row: Row, measure: str) -> float | None:
     if measure == "balanced_accuracy":
         return row_balanced_accuracy(row)
@@ -164,13 +171,14 @@ def by_seed(study: Study, name: str, measure: str) -> list[float | None]:
 def all_differences(study: Study, names: Sequence[str], measure: str) -> list[list[list[float] | None]]:
     """Entry [i][k]: variant i minus variant i + 1 + k, as mean, ends of the interval, and 1 if it is clear.
 
-    Accuracies have the intervals of the terminal's table. Those of other measures cover new seeds alone.
+    What methods are compared in has the intervals of the terminal's table. Those of other measures cover new
+    seeds alone.
     """
     decision = decide(study.looks)
     values = {name: [row_value(row, measure) for row in rows_of(study, name)] for name in names}
 
     def difference(one: str, other: str) -> Difference | None:
-        if measure == "accuracy":
+        if measure == compared_key(study):
             return difference_between(study.looks[-1], decision, one, other)
         return paired_difference(values[one], values[other])
 
@@ -500,7 +508,10 @@ def commands(study: Study) -> list[str]:
         recipe = first_run(study).recipe if study.comparison is None else study.comparison.recipe
         tuning = stored.tuning.split() if stored.tuning else []
         return [
-            repeat_command(recipe, stored.methods, stored.seeds, study.baseline, stored.adaptive)
+            repeat_command(
+                *(recipe, stored.methods, stored.seeds, study.baseline, stored.adaptive),
+                measure=study.looks[-1].measure,
+            )
             + (f" --tune {tuning[0]}" if tuning and tuning[0].isdigit() else "")
             + (f" --tune-parts {stored.tune_parts}" if stored.tune_parts else "")
         ]

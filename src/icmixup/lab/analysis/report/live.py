@@ -8,7 +8,7 @@ from pathlib import Path
 
 from icmixup.lab.analysis.report.data import Progress
 from icmixup.lab.analysis.report.make import REPORT_FILE, Summaries, read_summaries, report_comparison
-from icmixup.lab.analysis.report.study import correct_answers
+from icmixup.lab.analysis.report.study import summarised_answers
 from icmixup.lab.comparison.compare import Comparison, Failure, Tuned, summarise
 from icmixup.lab.comparison.statistics import take_look
 from icmixup.lab.sweep.progress import Display
@@ -30,6 +30,7 @@ class LiveReport:
     overview: Mapping[str, object]
     tuned: Tuned | None = None
     full_epochs: int | None = None
+    measure: str = "accuracy"
     rows: dict[str, Row] = field(default_factory=dict)  # by run folder
     failures: list[Failure] = field(default_factory=list)
     summaries: Summaries = field(default_factory=dict)
@@ -65,7 +66,7 @@ class LiveReport:
         seeds = [seed for seed in self.seeds if any(row["seed"] == seed for row in rows)]
         keys = {(row["method"], row["seed"]): self.execution.out / row["folder"] for row in rows}
         read_summaries(keys.values(), self.summaries)
-        correct, seeds_only = correct_answers({key: self.summaries[keys[key]] for key in keys}, list(keys))
+        answers, seeds_only = summarised_answers({key: self.summaries[keys[key]] for key in keys}, list(keys))
         return summarise(
             self.recipe,
             self.methods,
@@ -74,7 +75,7 @@ class LiveReport:
             rows,
             self.failures,
             self.overview,
-            looks=[take_look(rows, self.methods, seeds, correct)],
+            looks=[take_look(rows, self.methods, seeds, answers, measure=self.measure)],
             seeds_only=seeds_only,
             full_epochs=self.full_epochs,
             tuned=self.tuned,

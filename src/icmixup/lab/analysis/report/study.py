@@ -22,7 +22,7 @@ from icmixup.lab.comparison.compare import (
     read_comparison,
     summarise,
 )
-from icmixup.lab.comparison.statistics import Correct, Look, Standing, rank_methods, take_look
+from icmixup.lab.comparison.statistics import Answers, Look, Standing, rank_methods, take_look
 from icmixup.lab.comparison.verdict import footnote
 from icmixup.lab.training.recipe import Recipe, read_recipe
 from icmixup.lab.training.run_folder import TRIALS_FOLDER, Row, Run, read_identity
@@ -245,13 +245,13 @@ def check_same_classes(runs: Mapping[Key, Run], summaries: Mapping[Key, Summary]
         )
 
 
-def correct_answers(summaries: Mapping[Key, Summary], keys: Sequence[Key]) -> tuple[Correct | None, str]:
-    """Which test images each run got right; None and the reason if runs cannot be paired by image."""
-    if any(key not in summaries for key in keys):
+def summarised_answers(summaries: Mapping[Key, Summary], keys: Sequence[Key]) -> tuple[Answers | None, str]:
+    """What each run says to each test image; None and the reason if runs cannot be paired by image."""
+    if not keys or any(key not in summaries for key in keys):
         return None, NO_PREDICTIONS
     if len({summaries[key].images for key in keys}) > 1:
         return None, "runs were tested on different images"
-    return {key: summaries[key].correct for key in keys}, ""
+    return Answers({key: summaries[key].correct for key in keys}, summaries[keys[0]].labels), ""
 
 
 def study_runs(collected: Collected, summaries_of: Mapping[Path, Summary]) -> Study:
@@ -306,8 +306,8 @@ def study_variants(collected: Collected, summaries_of: Mapping[Path, Summary]) -
     rows = {key: {**(read_row(run) or {}), "method": key[0]} for key, run in runs.items()}
     seeds = tuple(sorted({seed for _, seed in runs}))
     summaries = {key: summaries_of[run.folder] for key, run in runs.items() if run.folder in summaries_of}
-    correct, reason = correct_answers(summaries, list(runs))
-    looks = (take_look(list(rows.values()), list(variants), seeds, correct),)
+    answers, reason = summarised_answers(summaries, list(runs))
+    looks = (take_look(list(rows.values()), list(variants), seeds, answers),)
     baseline = pick_baseline(list(variants))
     standings = rank_methods(list(rows.values()), list(variants), seeds, baseline, looks)
     return Study(
@@ -348,8 +348,11 @@ def verdict_of(
 ) -> str:
     rows = [read_row(run) or {} for run in runs]
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    correct, _ = correct_answers(summaries, keys)
-    if correct is not None:
-        correct = {(run.recipe.method, key[1]): correct[key] for run, key in zip(runs, keys, strict=True)}
-    looks = [take_look(rows, methods, seeds, correct)]
+    answers, _ = summarised_answers(summaries, keys)
+    if answers is not None:
+        named = zip(runs, keys, strict=True)
+        answers = answers._replace(
+            correct={(run.recipe.method, key[1]): answers.correct[key] for run, key in named}
+        )
+    looks = [take_look(rows, methods, seeds, answers)]
     return summarise(runs[0].recipe, methods, seeds, pick_baseline(methods), rows, looks=looks).verdict

@@ -32,7 +32,7 @@ function drawForest() {
     label: `Differences to ${variants[base].name} in ${measure.label}: ${rows.filter((row) => !row.baseline).map((row) => `${row.name} ${row.text}`).join("; ")}`,
   });
   const clear = rows.filter((row) => row.clear).map((row) => row.name);
-  at("forest-note").textContent = measure.key === "accuracy"
+  at("forest-note").textContent = measure === data.measures[0]
     ? `Filled dots are clearly different after correction for all pairs of methods: ${clear.join(", ") || "none"}. Arrows: the interval goes on beyond the chart.`
     : `Filled dots have an interval without 0: ${clear.join(", ") || "none"}. Intervals of this measure cover new seeds, not new test images, and are not corrected for the number of methods.`;
 }
