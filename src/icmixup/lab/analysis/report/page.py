@@ -28,6 +28,8 @@ ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("charts.js", "sections.js", "page.js")
 RELOAD_SECONDS = 20  # of the page of a comparison that is in progress
 # What must not appear inside <script>: the end of the element or of a line, and the start of a comment.
+# That may start a sentence and are not names of methods.
+WORDS = ("no", "the", "this", "none", "so", "one", "about", "test", "runs")
 ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
@@ -74,9 +76,7 @@ def headline(verdict: str) -> tuple[str, str]:
 def sentence(text: str) -> str:
     """With a full stop, and a capital where it starts with a word that is not a name."""
     first = text.partition(" ")[0].rstrip(":;,")
-    text = (
-        text[:1].upper() + text[1:] if first in ("no", "the", "this", "none", "so", "one", "about") else text
-    )
+    text = text[:1].upper() + text[1:] if first in WORDS else text
     text = text.replace(" %", "\u00a0%")
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
