@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("charts.js", "sections.js", "page.js")
 RELOAD_SECONDS = 20  # of the page of a comparison that is in progress
-# What must not appear inside <script>: the end of the element or of a line, and the start of a comment.
-# That may start a sentence and are not names of methods.
+# That may start a sentence, and are not names of methods.
 WORDS = ("no", "the", "this", "none", "so", "one", "about", "test", "runs")
+# What must not appear inside <script>: the end of the element or of a line, and the start of a comment.
 ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
