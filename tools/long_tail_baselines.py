@@ -3,10 +3,11 @@
     python tools/long_tail_baselines.py --dataset digits --per-class 100 --imbalance 0.01 --recipe quick \
         --seeds 5 --out runs/long-tail --rows results/long_tail_digits.csv
 
-Runs that are finished are not trained again, and lines that share a run train it once. Where tau is chosen, a
-second run of the same seed holds out a fifth of its training images; the tau that is best on them is then
-applied to the run on all images. No choice is made on the test images. Differences are to `balanced`, logit
-adjustment in training. Methods that need images are left out on features.
+Runs that are finished are not trained again, nor are those that have a row in --rows, unless a line needs
+their weights. Lines that share a run train it once. Where tau is chosen, a second run of the same seed
+holds out a fifth of its training images; the tau that is best on them is then applied to the run on all
+images. No choice is made on the test images. Differences are to `balanced`, logit adjustment in training.
+Methods that need images are left out on features.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from icmixup.lab.comparison.statistics import describe_sample, take_look
 from icmixup.lab.datasets import Dataset, DataSpec
 from icmixup.lab.models import weights_digest
 from icmixup.lab.paper.deadline import run_in_time
-from icmixup.lab.paper.results import append_rows, check_file
+from icmixup.lab.paper.results import append_rows, check_file, experiment, read_rows
 from icmixup.lab.sweep import run_recipes
 from icmixup.lab.sweep.budget import parse_budget
 from icmixup.lab.training.data import training_data
@@ -120,6 +121,7 @@ class Session:
         self.execution, self.rows = execution, rows
         self.end = None if seconds is None else time.monotonic() + seconds
         self.trained: dict[Recipe, Row] = {}
+        self.stored = {} if rows is None else stored_rows(rows)
         self.loaded: dict[DataSpec, Dataset] = {}
 
     def on_data_of(self, recipe: Recipe) -> Execution:
@@ -127,6 +129,9 @@ class Session:
         if recipe.data not in self.loaded:
             self.loaded[recipe.data] = training_data(recipe, self.execution)
         return dataclasses.replace(self.execution, dataset=self.loaded[recipe.data])
+
+    def has_row(self, recipe: Recipe) -> bool:
+        return (experiment(recipe), recipe.seed) in self.stored
 
     def train(self, recipes: Sequence[Recipe], keep: Collection[Recipe]) -> None:
         """Train runs on the same images; rows of those in `keep` are rows of the table."""
@@ -152,10 +157,10 @@ class Session:
 
     def make(self, entry: Entry, recipe: Recipe) -> Row | None:
         """The row of a line for one seed; None if a run that it needs has not been trained."""
+        if entry.after == "none":
+            return self.trained.get(recipe, self.stored.get((experiment(recipe), recipe.seed)))
         if recipe not in self.trained:
             return None
-        if entry.after == "none":
-            return self.trained[recipe]
         tau = entry.tau
         if entry.chooses_tau:
             held = holding_out(recipe)
@@ -175,12 +180,21 @@ class Session:
             append_rows(self.rows, [(as_recipe(row), row)])
 
 
+def stored_rows(path: Path) -> dict[tuple[str, int], Row]:
+    """The rows of a results file by experiment and seed."""
+    return {
+        (experiment(found.recipe), found.recipe.seed): found.recipe.fields() | found.numbers
+        for found in read_rows(path).rows
+    }
+
+
 def run_lines(
     entries: Sequence[Entry], base: Recipe, seeds: Sequence[int], session: Session
 ) -> dict[str, list[Row]]:
     """The rows of each line; the first seed of all lines is trained before the second of any."""
     lines = [(entry, trained_recipe(entry, base, seed)) for seed in seeds for entry in entries]
-    whole = list(dict.fromkeys(recipe for _, recipe in lines))
+    needed = {recipe for entry, recipe in lines if entry.after != "none" or not session.has_row(recipe)}
+    whole = [recipe for recipe in dict.fromkeys(recipe for _, recipe in lines) if recipe in needed]
     held = list(dict.fromkeys(holding_out(recipe) for entry, recipe in lines if entry.chooses_tau))
     session.train(whole, {recipe for entry, recipe in lines if entry.after == "none"})
     session.train(held, ())

@@ -52,6 +52,28 @@ def test_rows_of_methods_and_of_what_is_done_after_training_are_written(
     assert printed.count("trained digits-20each-lt0.2.small-cnn.erm.s0") == 2
 
 
+def test_a_run_that_has_a_row_is_trained_again_only_where_its_weights_are_needed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On another machine there are the rows of earlier runs, but not their folders."""
+    rows = tmp_path / "rows.csv"
+    data = ("--dataset", "digits", "--per-class", "20", "--imbalance", "0.2", "--recipe", "quick")
+    short = ("--epochs", "1", "--seeds", "2", "--device", "cpu", "--rows", str(rows))
+    run_baselines(*data, *short, "--out", str(tmp_path / "first"), "--only", "balanced", "erm")
+    before, printed = rows.read_text(), capsys.readouterr().out
+    table = [line for line in printed.splitlines() if line.startswith("|")]
+    run_baselines(*data, *short, "--out", str(tmp_path / "other"), "--only", "balanced", "erm")
+    again = capsys.readouterr().out
+    assert "trained" not in again
+    assert rows.read_text() == before
+    cells = [
+        [line.split("|")[1:4] for line in text if "%" not in line] for text in (table, again.splitlines())
+    ]
+    assert cells[0] == [cell for cell in cells[1] if len(cell) == 3]
+    run_baselines(*data, *short, "--out", str(tmp_path / "other"), "--only", LINES[0])
+    assert capsys.readouterr().out.count("trained digits-20each-lt0.2.small-cnn.erm.s") == 2
+
+
 def test_runs_that_would_not_end_in_time_are_not_started_and_their_lines_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
