@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from forked import forking_context
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset, default_collate
@@ -134,13 +136,17 @@ class Collate:
         return self.mixer(*default_collate(batch))
 
 
-def first_lams(generator: torch.Generator | None, seed: int, workers: int) -> list[list[float]]:
+def first_lams(
+    generator: torch.Generator | None, seed: int, workers: int, context: str | None = None
+) -> list[list[float]]:
     """The lam of the first batch of each worker, in two epochs, of images that show their own label."""
     torch.manual_seed(seed)
     labels = torch.arange(64) % 2
     mixer = Mixer(Method(draw="mixup", alpha=1.0), 2, generator=generator)
     data = TensorDataset(labels.float()[:, None], labels)
-    loader = DataLoader(data, 16, collate_fn=Collate(mixer), num_workers=workers)
+    loader = DataLoader(
+        data, 16, collate_fn=Collate(mixer), num_workers=workers, multiprocessing_context=context
+    )
     epochs = []
     for _ in range(2):
         lams = []
@@ -160,6 +166,20 @@ def test_in_a_loader_every_worker_and_epoch_draws_its_own_pairs_reproducibly(wor
     assert runs[0] == runs[1]
     if not own or workers:
         assert runs[0] != runs[2]
+
+
+@pytest.mark.slow
+def test_a_generator_reaches_workers_that_are_not_forked_as_it_reaches_forked_ones() -> None:
+    forking_context()  # whose server has imported torch
+    forked, served = (first_lams(seeded(), 1, 2, context) for context in ("fork", "forkserver"))
+    assert forked == served
+
+
+def test_a_copy_of_a_mixer_and_its_criterion_shares_one_generator_as_they_do() -> None:
+    mixer = Mixer("ic-balanced-mixup", C, COUNTS, generator=seeded())
+    copied, criterion = copy.deepcopy((mixer, mixer.criterion()))
+    assert copied.generator is criterion.generator
+    assert copied.generator is not mixer.generator
 
 
 def test_the_number_of_classes_may_come_from_numpy(images: Tensor, labels: Tensor) -> None:

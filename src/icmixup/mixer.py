@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar, overload
+from multiprocessing.context import get_spawning_popen
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -103,6 +104,20 @@ class Mixer:
 
     def __repr__(self) -> str:
         return f"Mixer({self.method}, num_classes={self.num_classes})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        if self.generator is not None and get_spawning_popen() is not None:
+            # Torch sends the numbers of a generator as shared memory, and frees it before the process starts.
+            state["generator"] = self.generator.device, self.generator.get_state().tolist()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if isinstance(self.generator, tuple):
+            device, numbers = self.generator
+            self.generator = torch.Generator(device)
+            self.generator.set_state(torch.tensor(numbers, dtype=torch.uint8))
 
     def _reseed_in_a_worker(self) -> None:
         if self.generator is None:
