@@ -95,6 +95,19 @@ def test_one_hot_targets_of_any_type_have_the_loss_of_float32_ones(
     torch.testing.assert_close(actual, criterion(scores, one_hot.float()), check_dtype=False)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["balanced-mixup", "ldam", "ic-balanced-mixup"])
+def test_a_criterion_in_half_precision_does_not_round_class_sizes(name: str, dtype: torch.dtype) -> None:
+    """As Lightning's precision "16-true" converts it. float16 ends at 65,504."""
+    scores, targets = torch.randn(2, 6, C, generator=seeded()).softmax(dim=2)
+    counts = torch.tensor([70_001.0, 5003.0, 1017.0, 1.0])
+    losses = []
+    for converted in (torch.float32, dtype):
+        torch.manual_seed(0)
+        losses.append(Mixer(name, C, counts).criterion().to(converted)(scores, targets))
+    assert torch.equal(*losses)
+
+
 @pytest.mark.parametrize("name", ["mixup", "ic-mixup", "balanced-mixup", "erm"])
 def test_targets_that_do_not_fit_the_scores_are_refused_by_every_criterion(name: str) -> None:
     criterion, scores = Mixer(name, C, COUNTS).criterion(), torch.zeros(6, C)

@@ -7,12 +7,12 @@ from multiprocessing.context import get_spawning_popen
 from typing import Any, TypeVar, overload
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from icmixup._checks import check_batch, check_counts, check_label_types, check_tensor, check_whole
 from icmixup.inputs import Inputs, first_tensor, mix_batch
-from icmixup.loss import label_loss
+from icmixup.loss import ExactBuffers, label_loss
 from icmixup.methods import Method, as_method
 from icmixup.objective import clean_loss, draw_pairs, mixed_loss, needs_class_counts
 from icmixup.pairs import mix_targets, unmixed
@@ -129,7 +129,7 @@ class Mixer:
             self.generator.manual_seed((self.generator.initial_seed() + worker.seed) % 2**63)
 
 
-class MethodLoss(nn.Module):
+class MethodLoss(ExactBuffers):
     """The loss of a method on mixed inputs, for training; cross-entropy on integer labels, for validation.
 
     Args:
