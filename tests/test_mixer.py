@@ -130,6 +130,16 @@ def test_without_a_mixing_method_inputs_stay_and_labels_become_targets(
     torch.testing.assert_close(targets, F.one_hot(labels, C) * 0.8 + 0.2 / C)
 
 
+def test_timms_switch_turns_mixing_off_and_on_again(images: Tensor, labels: Tensor) -> None:
+    mixer = Mixer(Method(draw="cutmix", label_smoothing=0.2, axes=("class",)), C)
+    mixer.mixup_enabled = False
+    inputs, targets = mixer(images, labels)
+    assert inputs is images
+    torch.testing.assert_close(targets, F.one_hot(labels, C) * 0.8 + 0.2 / C)
+    mixer.mixup_enabled = True
+    assert not torch.equal(mixer(images, labels)[0], images)
+
+
 def test_labels_may_be_shares_and_inputs_a_dict(images: Tensor, labels: Tensor) -> None:
     expected, targets = Mixer("mixup", C, generator=seeded())(images, labels)
     mixer = Mixer("mixup", C, generator=seeded())

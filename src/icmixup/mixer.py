@@ -35,6 +35,8 @@ class Mixer:
     it. Methods that also need the model, to mix at a hidden layer or to score the clean inputs, are refused;
     training_loss computes them.
 
+    While `mixup_enabled` is False, inputs stay as they are and labels only become (B, C) targets.
+
     Args:
         method: a Method, or a name of METHODS.
         num_classes: C.
@@ -67,6 +69,7 @@ class Mixer:
             )
         self.num_classes, self.class_counts = num_classes, class_counts
         self.size, self.generator = size, generator
+        self.mixup_enabled = True  # the name of timm, whose train.py sets it to False at --mixup-off-epoch
         self._worker_seed: int | None = None
 
     @overload
@@ -90,7 +93,7 @@ class Mixer:
         check_label_types(labels)
         self._reseed_in_a_worker()
         smoothing = self.method.label_smoothing
-        if self.method.draw == "none":
+        if self.method.draw == "none" or not self.mixup_enabled:
             return inputs, mix_targets(labels, unmixed(labels), self.num_classes, label_smoothing=smoothing)
         device = first_tensor(inputs).device
         counts = None if self.class_counts is None else check_counts(self.class_counts, device)
