@@ -766,6 +766,13 @@ def test_every_field_of_a_row_is_validated() -> None:
             Method(**{"draw": "mixup", entry.name: object()})
 
 
+@pytest.mark.parametrize("name", ["ldam-drw", "erm-adjusted", "mixup"])
+def test_an_epoch_in_place_of_a_share_of_training_is_refused(name: str) -> None:
+    """It would weigh classes from the second epoch on."""
+    with pytest.raises(ValueError, match=r"progress must be the share of training .*epoch / epochs.* got 2"):
+        METHODS[name].at(2)
+
+
 @EVERY_METHOD
 def test_one_setting_over_several_methods_changes_those_that_use_it(name: str) -> None:
     settings = {"alpha": 0.7, "kappa": 2.0, "temperature": 0.5, "label_smoothing": 0.1, "joint": True}

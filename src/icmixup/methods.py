@@ -129,6 +129,7 @@ class Method:
     def at(self, progress: float) -> Method:
         """What is trained with at this share of training, from 0 to 1: without class weights that are
         deferred, or with them; without an adjustment that comes after training."""
+        check_share("progress", progress, "the share of training that is over, such as epoch / epochs")
         if self.class_sizes == "adjust-after":
             return replace(self, class_sizes="none", adjust_tau=1.0)
         if not self.defer:
