@@ -583,6 +583,17 @@ def test_with_integer_labels_the_loss_is_plain_cross_entropy(choice: dict[str, A
         torch.testing.assert_close(criterion(scores, same), expected)
 
 
+def test_class_weights_stay_exact_in_half_precision_and_follow_the_device() -> None:
+    """As Lightning's precision "16-true" converts a criterion. The smallest float16 is 6e-8."""
+    scores, targets = make_batch(pairs=6)
+    weights = 1e-9 * torch.arange(1, C + 1)
+    criterion = InfiniteClassLoss(class_weights=weights).half()
+    assert torch.equal(
+        criterion(scores, targets), infinite_class_loss(scores, targets, class_weights=weights)
+    )
+    assert criterion.to("meta").class_weights.device.type == "meta"
+
+
 @pytest.mark.parametrize("enabled", [True, False], ids=["autocast", "half precision"])
 def test_integer_labels_are_scored_in_float32(enabled: bool) -> None:
     scores, labels = torch.randn(6, C, dtype=torch.bfloat16), torch.arange(6) % C

@@ -766,6 +766,13 @@ def test_every_field_of_a_row_is_validated() -> None:
             Method(**{"draw": "mixup", entry.name: object()})
 
 
+@pytest.mark.parametrize("name", ["ldam-drw", "erm-adjusted", "mixup"])
+def test_an_epoch_in_place_of_a_share_of_training_is_refused(name: str) -> None:
+    """It would weigh classes from the second epoch on."""
+    with pytest.raises(ValueError, match=r"progress must be the share of training .*epoch / epochs.* got 2"):
+        METHODS[name].at(2)
+
+
 @EVERY_METHOD
 def test_one_setting_over_several_methods_changes_those_that_use_it(name: str) -> None:
     settings = {"alpha": 0.7, "kappa": 2.0, "temperature": 0.5, "label_smoothing": 0.1, "joint": True}
@@ -774,6 +781,23 @@ def test_one_setting_over_several_methods_changes_those_that_use_it(name: str) -
         before, after = (getattr(method, entry.name) for method in (METHODS[name], changed))
         used = entry.name in settings and METHODS[name].uses(entry.name)
         assert after == (settings[entry.name] if used else before)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.5, "duplicates": "ignore", "axes": AXES},
+        {"adjust_tau": 1.5, "class_sizes": "adjust"},
+        {"adjust_tau": 1.5, "class_sizes": "adjust-clean", "clean_weight": 1.0},
+        {"num_virtual": 9, "class_sizes": "weigh", "axes": ("pair", "class")},
+    ],
+    ids=str,
+)
+def test_settings_that_need_each_other_are_applied_together_in_any_order(settings: dict[str, Any]) -> None:
+    expected = replace(METHODS["mixup"], **settings)
+    backwards = dict(reversed(settings.items()))
+    assert METHODS["mixup"].with_settings(**settings) == expected
+    assert METHODS["mixup"].with_settings(**backwards) == expected
 
 
 def test_arguments_of_another_type_are_named(model: nn.Module, images: Tensor, labels: Tensor) -> None:
@@ -788,6 +812,8 @@ def test_arguments_of_another_type_are_named(model: nn.Module, images: Tensor, l
         ("class_counts", lambda: draw_virtual([5] * C, 3)),
         ("partner", lambda: draw_mixup(labels, partner=list(range(B)))),
         ("class_weights", lambda: InfiniteClassLoss(class_weights=[1.0] * C)),
+        ("class_weights", lambda: infinite_class_loss(torch.eye(2), torch.eye(2), class_weights=[1.0] * 2)),
+        ("virtual", lambda: infinite_class_loss(torch.eye(2), torch.eye(2), virtual=[[1.0, 0.0]])),
         ("images", lambda: mix_inputs(images.tolist(), draw_mixup(labels))),
         ("scores", lambda: mixed_accuracy([[0.0, 1.0]], torch.tensor([[0.0, 1.0]]))),
         ("targets", lambda: mixed_accuracy(torch.eye(2), [[1.0, 0.0], [0.0, 1.0]])),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from forked import forking_context
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset, default_collate
@@ -93,6 +95,19 @@ def test_one_hot_targets_of_any_type_have_the_loss_of_float32_ones(
     torch.testing.assert_close(actual, criterion(scores, one_hot.float()), check_dtype=False)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["balanced-mixup", "ldam", "ic-balanced-mixup"])
+def test_a_criterion_in_half_precision_does_not_round_class_sizes(name: str, dtype: torch.dtype) -> None:
+    """As Lightning's precision "16-true" converts it. float16 ends at 65,504."""
+    scores, targets = torch.randn(2, 6, C, generator=seeded()).softmax(dim=2)
+    counts = torch.tensor([70_001.0, 5003.0, 1017.0, 1.0])
+    losses = []
+    for converted in (torch.float32, dtype):
+        torch.manual_seed(0)
+        losses.append(Mixer(name, C, counts).criterion().to(converted)(scores, targets))
+    assert torch.equal(*losses)
+
+
 @pytest.mark.parametrize("name", ["mixup", "ic-mixup", "balanced-mixup", "erm"])
 def test_targets_that_do_not_fit_the_scores_are_refused_by_every_criterion(name: str) -> None:
     criterion, scores = Mixer(name, C, COUNTS).criterion(), torch.zeros(6, C)
@@ -115,6 +130,16 @@ def test_without_a_mixing_method_inputs_stay_and_labels_become_targets(
     torch.testing.assert_close(targets, F.one_hot(labels, C) * 0.8 + 0.2 / C)
 
 
+def test_timms_switch_turns_mixing_off_and_on_again(images: Tensor, labels: Tensor) -> None:
+    mixer = Mixer(Method(draw="cutmix", label_smoothing=0.2, axes=("class",)), C)
+    mixer.mixup_enabled = False
+    inputs, targets = mixer(images, labels)
+    assert inputs is images
+    torch.testing.assert_close(targets, F.one_hot(labels, C) * 0.8 + 0.2 / C)
+    mixer.mixup_enabled = True
+    assert not torch.equal(mixer(images, labels)[0], images)
+
+
 def test_labels_may_be_shares_and_inputs_a_dict(images: Tensor, labels: Tensor) -> None:
     expected, targets = Mixer("mixup", C, generator=seeded())(images, labels)
     mixer = Mixer("mixup", C, generator=seeded())
@@ -134,13 +159,17 @@ class Collate:
         return self.mixer(*default_collate(batch))
 
 
-def first_lams(generator: torch.Generator | None, seed: int, workers: int) -> list[list[float]]:
+def first_lams(
+    generator: torch.Generator | None, seed: int, workers: int, context: str | None = None
+) -> list[list[float]]:
     """The lam of the first batch of each worker, in two epochs, of images that show their own label."""
     torch.manual_seed(seed)
     labels = torch.arange(64) % 2
     mixer = Mixer(Method(draw="mixup", alpha=1.0), 2, generator=generator)
     data = TensorDataset(labels.float()[:, None], labels)
-    loader = DataLoader(data, 16, collate_fn=Collate(mixer), num_workers=workers)
+    loader = DataLoader(
+        data, 16, collate_fn=Collate(mixer), num_workers=workers, multiprocessing_context=context
+    )
     epochs = []
     for _ in range(2):
         lams = []
@@ -160,6 +189,20 @@ def test_in_a_loader_every_worker_and_epoch_draws_its_own_pairs_reproducibly(wor
     assert runs[0] == runs[1]
     if not own or workers:
         assert runs[0] != runs[2]
+
+
+@pytest.mark.slow
+def test_a_generator_reaches_workers_that_are_not_forked_as_it_reaches_forked_ones() -> None:
+    forking_context()  # whose server has imported torch
+    forked, served = (first_lams(seeded(), 1, 2, context) for context in ("fork", "forkserver"))
+    assert forked == served
+
+
+def test_a_copy_of_a_mixer_and_its_criterion_shares_one_generator_as_they_do() -> None:
+    mixer = Mixer("ic-balanced-mixup", C, COUNTS, generator=seeded())
+    copied, criterion = copy.deepcopy((mixer, mixer.criterion()))
+    assert copied.generator is criterion.generator
+    assert copied.generator is not mixer.generator
 
 
 def test_the_number_of_classes_may_come_from_numpy(images: Tensor, labels: Tensor) -> None:

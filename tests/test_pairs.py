@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from icmixup import (
     Pairs,
@@ -481,6 +482,33 @@ def test_no_empty_class_is_drawn_at_the_very_edges(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("icmixup.pairs.draw_uniform", lambda *_: next(answers))
     virtual = draw_virtual(torch.tensor([0, 3, 0, 3, 0]), 3, 1.0)
     assert virtual.nonzero().tolist() == [[0, 1], [1, 3], [2, 3]]
+
+
+class CumulativeSums(TorchDispatchMode):
+    """Notes the dtypes of all cumulative sums within this context."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: list[torch.dtype] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.overloadpacket is torch.ops.aten.cumsum:
+            self.dtypes.append(args[0].dtype)
+        return function(*args, **(kwargs or {}))
+
+
+def test_virtual_pairs_need_no_sum_that_deterministic_algorithms_refuse_on_a_gpu() -> None:
+    """As with Lightning's Trainer(deterministic=True): only cumulative sums of integers are deterministic."""
+    with CumulativeSums() as sums:
+        draw_virtual(COUNTS, 50, 1.0, seeded())
+    assert sums.dtypes == [torch.int64]
+
+
+def test_virtual_pairs_may_be_drawn_by_any_multiple_of_the_class_sizes() -> None:
+    for factor in (1 / 3, 1e-9, 1e9):
+        assert draw_virtual(COUNTS * factor, 500, 1.0, seeded()).equal(
+            draw_virtual(COUNTS, 500, 1.0, seeded())
+        )
 
 
 def test_virtual_pairs_come_from_the_generator_alone() -> None:

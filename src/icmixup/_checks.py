@@ -339,6 +339,9 @@ def check_extras(
     scores: Tensor, negatives: tuple[str, ...], class_weights: Tensor | None, virtual: Tensor | None
 ) -> None:
     num_classes = scores.shape[1]
+    for name, extra in (("class_weights", class_weights), ("virtual", virtual)):
+        if extra is not None:
+            check_tensor(name, extra)
     if class_weights is not None and class_weights.shape != (num_classes,):
         raise ValueError(
             f"class_weights have shape {tuple(class_weights.shape)}; expected ({num_classes},), one per class"

@@ -42,7 +42,7 @@ def cached_backward(
     normalises by the mean and variance of a part, as it would in batches of that size, and spectral_norm
     makes one power iteration in each part. Running statistics and other buffers are restored after the first
     pass, so each part updates them once. Dropout draws the same in both passes, as long as it draws from
-    torch's own generators.
+    torch's own generators of the CPU and of NVIDIA GPUs.
 
     Under DistributedDataParallel ranks may have different B and different numbers of parts; gradients are
     averaged once, in the last part. Under fully_shard all ranks need the same number of parts, because every

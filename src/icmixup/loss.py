@@ -7,7 +7,8 @@ scores S (B, C)         targets Y~ (B, C)       mixed scores S~ = S Y~^T (B, N)
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -161,7 +162,20 @@ def reduce(losses: Tensor, reduction: Reduction, ranks: Ranks) -> Tensor:
     return losses.mean() if share == 1 else losses.mean() * share
 
 
-class InfiniteClassLoss(nn.Module):
+class ExactBuffers(nn.Module):
+    """Buffers that stay as exact as they are when a model with this module is converted to half precision."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in before.items():
+            after = self._buffers[name]
+            if buffer is not None and after is not None and after.dtype.itemsize < buffer.dtype.itemsize:
+                self._buffers[name] = buffer.to(after.device)
+        return self
+
+
+class InfiniteClassLoss(ExactBuffers):
     """infinite_class_loss as a module with fixed options, to replace nn.CrossEntropyLoss.
 
     >>> criterion = InfiniteClassLoss(temperature=0.5)

@@ -116,12 +116,20 @@ class Method:
         return self.class_sizes in ("adjust", "adjust-clean", "adjust-after")
 
     def with_settings(self, **settings: object) -> Method:
-        """This method with the settings that have an effect in it, for one setting over several methods."""
-        return replace(self, **{k: v for k, v in settings.items() if self.uses(k, v)})  # type: ignore[arg-type]
+        """This method with the settings that have an effect in it, for one setting over several methods.
+
+        A setting that needs another one of them has an effect too, as temperature has together with axes.
+        """
+        used = {name: value for name, value in settings.items() if self.uses(name, value)}
+        if not used:
+            return self
+        others = {name: value for name, value in settings.items() if name not in used}
+        return replace(self, **used).with_settings(**others)  # type: ignore[arg-type]
 
     def at(self, progress: float) -> Method:
         """What is trained with at this share of training, from 0 to 1: without class weights that are
         deferred, or with them; without an adjustment that comes after training."""
+        check_share("progress", progress, "the share of training that is over, such as epoch / epochs")
         if self.class_sizes == "adjust-after":
             return replace(self, class_sizes="none", adjust_tau=1.0)
         if not self.defer:

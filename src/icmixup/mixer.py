@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar, overload
+from multiprocessing.context import get_spawning_popen
+from typing import Any, TypeVar, overload
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from icmixup._checks import check_batch, check_counts, check_label_types, check_tensor, check_whole
 from icmixup.inputs import Inputs, first_tensor, mix_batch
-from icmixup.loss import label_loss
+from icmixup.loss import ExactBuffers, label_loss
 from icmixup.methods import Method, as_method
 from icmixup.objective import clean_loss, draw_pairs, mixed_loss, needs_class_counts
 from icmixup.pairs import mix_targets, unmixed
@@ -33,6 +34,8 @@ class Mixer:
     Mixing is half of a method and the loss is the other half: `criterion()` returns the loss that belongs to
     it. Methods that also need the model, to mix at a hidden layer or to score the clean inputs, are refused;
     training_loss computes them.
+
+    While `mixup_enabled` is False, inputs stay as they are and labels only become (B, C) targets.
 
     Args:
         method: a Method, or a name of METHODS.
@@ -66,6 +69,7 @@ class Mixer:
             )
         self.num_classes, self.class_counts = num_classes, class_counts
         self.size, self.generator = size, generator
+        self.mixup_enabled = True  # the name of timm, whose train.py sets it to False at --mixup-off-epoch
         self._worker_seed: int | None = None
 
     @overload
@@ -89,7 +93,7 @@ class Mixer:
         check_label_types(labels)
         self._reseed_in_a_worker()
         smoothing = self.method.label_smoothing
-        if self.method.draw == "none":
+        if self.method.draw == "none" or not self.mixup_enabled:
             return inputs, mix_targets(labels, unmixed(labels), self.num_classes, label_smoothing=smoothing)
         device = first_tensor(inputs).device
         counts = None if self.class_counts is None else check_counts(self.class_counts, device)
@@ -104,6 +108,20 @@ class Mixer:
     def __repr__(self) -> str:
         return f"Mixer({self.method}, num_classes={self.num_classes})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        if self.generator is not None and get_spawning_popen() is not None:
+            # Torch sends the numbers of a generator as shared memory, and frees it before the process starts.
+            state["generator"] = self.generator.device, self.generator.get_state().tolist()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if isinstance(self.generator, tuple):
+            device, numbers = self.generator
+            self.generator = torch.Generator(device)
+            self.generator.set_state(torch.tensor(numbers, dtype=torch.uint8))
+
     def _reseed_in_a_worker(self) -> None:
         if self.generator is None:
             return
@@ -114,7 +132,7 @@ class Mixer:
             self.generator.manual_seed((self.generator.initial_seed() + worker.seed) % 2**63)
 
 
-class MethodLoss(nn.Module):
+class MethodLoss(ExactBuffers):
     """The loss of a method on mixed inputs, for training; cross-entropy on integer labels, for validation.
 
     Args:

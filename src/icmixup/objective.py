@@ -174,7 +174,8 @@ def forward(
 def clean_loss(
     scores: Tensor, labels: Tensor, method: Method, class_counts: Tensor | None, smoothed: bool = False
 ) -> Tensor:
-    """Cross-entropy of unmixed images, whose labels the method smooths unless they are already `smoothed`."""
+    """Cross-entropy of (B, C) scores of unmixed images, whose (B,) labels or (B, C) shares are smoothed as
+    the method says, unless they are already `smoothed`."""
     if labels.dim() == 2:
         labels = class_shares(labels, scores.shape[1], torch.promote_types(scores.dtype, torch.float32))
     else:
@@ -242,7 +243,7 @@ def mixed_loss(
     class_counts: Tensor | None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Cross-entropy on soft targets, or the Infinite Class loss if the method names axes."""
+    """Cross-entropy of (B, C) scores and targets, or the Infinite Class loss if the method names axes."""
     if not method.axes:
         check_rows(scores, targets)
         targets = targets.to(torch.promote_types(targets.dtype, torch.float32))
@@ -270,7 +271,7 @@ def mixed_loss(
 
 
 def adjust(scores: Tensor, adjusted: bool, class_counts: Tensor | None, tau: float = 1.0) -> Tensor:
-    """Scores + tau log class size in training, plain scores at test: Balanced Softmax, or logit
+    """(B, C) scores + tau log class size in training, plain scores at test: Balanced Softmax, or logit
     adjustment."""
     if class_counts is not None and len(class_counts) != scores.shape[1]:
         raise ValueError(f"{len(class_counts)} class_counts but scores of {scores.shape[1]} classes")

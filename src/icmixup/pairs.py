@@ -206,7 +206,8 @@ def draw_virtual(
     counts = check_counts(class_counts, class_counts.device)
     check_some_size(counts)
     # By the inverse of the cumulative sizes: torch.multinomial would wait for the device.
-    ends = counts.double().cumsum(0)
+    # In whole numbers: of others most versions of torch have no deterministic cumulative sum on a GPU.
+    ends = (counts.double() / counts.double().sum() * 2**52).long().cumsum(0).double()
     where = draw_uniform((2, number), counts.device, generator, torch.float64) * ends[-1]
     first, second = torch.searchsorted(ends, where, right=True).clamp_max(len(counts) - 1)
     lam = draw_beta(alpha, number, counts.device, generator)[:, None]

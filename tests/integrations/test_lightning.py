@@ -135,6 +135,10 @@ def test_two_ranks_have_the_gradient_of_one_batch_and_one_may_validate_alone(mod
     assert output.count("validation loss") == 1
     found = torch.load(tmp_path / "gradients.pt")
     torch.testing.assert_close(found, one_batch_gradients(*digits(16)))
+    if (
+        mode == "cached"
+    ):  # a weight that one rank uses has a gradient on both, and one that none uses on neither
+        assert "without gradient: unused\n" in output
 
 
 def test_cached_backward_under_automatic_optimisation_is_refused():

@@ -112,10 +112,15 @@ def check_strategy(strategy: Any) -> None:
 
 def average_gradients(module: torch.nn.Module) -> None:
     """What DDP does after a backward pass; here the passes run inside its forward, where it does nothing."""
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            # A rank on which a parameter was not used must still take part.
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= dist.get_world_size()
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    used = [int(parameter.grad is not None) for parameter in parameters]
+    ranks_using = torch.tensor(used, device=parameters[0].device)
+    dist.all_reduce(ranks_using)
+    for parameter, ranks in zip(parameters, ranks_using.tolist(), strict=True):
+        if ranks == 0:  # it keeps no gradient, as in a single process: with one, weight decay would change it
+            continue
+        # A rank on which a parameter was not used must still take part.
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from icmixup import Method, training_loss
 from icmixup.integrations._mixins import check_in_front
 from icmixup.integrations._versions import require
-from icmixup.methods import find_method
+from icmixup.methods import as_method
 
 require("transformers")
 
@@ -57,7 +57,7 @@ class MixupTrainerMixin:
         generator: torch.Generator | None = None,
         **kwargs: Any,
     ) -> None:
-        self.method = find_method(method) if isinstance(method, str) else method
+        self.method = as_method(method)
         self.class_counts, self.hidden, self.generator = class_counts, hidden, generator
         super().__init__(*args, **kwargs)
         self.model_accepts_loss_kwargs = False
