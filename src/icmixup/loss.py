@@ -162,6 +162,10 @@ def reduce(losses: Tensor, reduction: Reduction, ranks: Ranks) -> Tensor:
     return losses.mean() if share == 1 else losses.mean() * share
 
 
+def is_half(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.dtype.itemsize < 4
+
+
 class ExactBuffers(nn.Module):
     """Buffers that stay as exact as they are when a model with this module is converted to half precision."""
 
@@ -170,7 +174,7 @@ class ExactBuffers(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, buffer in before.items():
             after = self._buffers[name]
-            if buffer is not None and after is not None and after.dtype.itemsize < buffer.dtype.itemsize:
+            if buffer is not None and after is not None and is_half(after) and not is_half(buffer):
                 self._buffers[name] = buffer.to(after.device)
         return self
 
