@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import icmixup as icm
-from icmixup.adjustment import TAUS, pick_tau
+from icmixup.adjustment import TAUS, pick_tau, search_tau
 from icmixup.calibration import mean_class_nll
 
 COUNTS = torch.tensor([80, 15, 5])
@@ -56,6 +56,28 @@ def accuracy(scores: torch.Tensor, labels: torch.Tensor) -> float:
     """The mean over classes that have images."""
     right = (scores.argmax(dim=1) == labels).double()
     return fmean(float(right[labels == c].mean()) for c in set(labels.tolist()))
+
+
+def test_a_search_finds_the_tau_of_all_candidates_with_fewer_evaluations() -> None:
+    generator = torch.Generator().manual_seed(0)
+    evaluated = []
+    for trial in range(60):
+        num_classes, images = torch.randint(2, 30, (2,), generator=generator).tolist()
+        counts = torch.randint(1, 1000, (num_classes,), generator=generator).float()
+        labels = torch.randint(num_classes, (images,), generator=generator)
+        scores = torch.randn(images, num_classes, generator=generator)
+        scores[torch.arange(images), labels] += (1, 3, 60)[trial % 3]  # with 60 every tau is as good
+        scores += 2 * torch.rand(1, generator=generator) * counts.log()
+        tried: list[float] = []
+
+        def loss(tau: float, scores=scores, counts=counts, labels=labels, tried=tried) -> float:  # type: ignore[no-untyped-def]
+            tried.append(tau)
+            return mean_class_nll(icm.adjust_scores(scores, counts, tau), labels)
+
+        found = search_tau(loss)
+        evaluated.append(len(tried))
+        assert found == pick_tau(loss)
+    assert sum(number <= 12 for number in evaluated) >= 40
 
 
 def test_of_equally_good_taus_the_one_nearest_to_1_is_taken() -> None:

@@ -6,6 +6,7 @@ N images    C classes    n_c training images in class c
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from torch import Tensor
@@ -67,7 +68,24 @@ def fit_adjustment(scores: Tensor, labels: Tensor, class_counts: Tensor) -> floa
     check_scored(scores, labels)
     check_tensor("class_counts", class_counts)
     scores, labels, class_counts = scores.detach().cpu().float(), labels.cpu(), class_counts.cpu()
-    return pick_tau(lambda tau: mean_class_nll(adjust_scores(scores, class_counts, tau), labels))
+    return search_tau(lambda tau: mean_class_nll(adjust_scores(scores, class_counts, tau), labels))
+
+
+def search_tau(loss_of: Callable[[float], float]) -> float:
+    """As pick_tau, for a loss that falls up to some tau and rises behind it, with about a dozen evaluations.
+
+    That of fit_adjustment does. It is the lowest of L(b, b tau) over b > 0, where L(b, c) is the loss of
+    scores b S - c log(n / sum n). L is convex, so the points where it is at most some value are a convex set,
+    and their slopes c / b are an interval.
+    """
+    loss = functools.cache(lambda step: round(loss_of(TAUS[step]), 9))
+    low, high = 0, len(TAUS) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if loss(middle) == loss(middle + 1):
+            return pick_tau(lambda tau: loss(TAUS.index(tau)))
+        low, high = (middle + 1, high) if loss(middle) > loss(middle + 1) else (low, middle)
+    return TAUS[low]
 
 
 def pick_tau(loss_of: Callable[[float], float]) -> float:
