@@ -280,7 +280,8 @@ def summarise(
     looks = looks or [take_look(rows, methods, seeds)]
     if not any(sample.images for sample in looks[-1].samples.values()):
         seeds_only = seeds_only or NO_PREDICTIONS
-    standings = rank_methods(rows, methods, seeds, baseline, looks)
+    failed = [(failure.method, failure.seed) for failure in failures]
+    standings = rank_methods(rows, methods, seeds, baseline, looks, failed)
     return Comparison(
         recipe=dataclasses.replace(recipe, method=baseline, seed=seeds[0]),
         methods=tuple(methods),

@@ -329,6 +329,15 @@ def test_runs_of_two_comparisons_are_named_by_what_differs(copied: Path, tmp_pat
     assert len(study.verdicts) == len(set(re.findall(r"epochs=\d", " ".join(study.verdicts)))) == 2
     assert found.text.count("icmixup compare digits") == 2
     assert found.data["shifted"] is None
+    assert "failed" not in found.text  # the second comparison has one seed only
+
+
+def test_class_sizes_are_not_shown_for_runs_with_other_training_images(copied: Path, tmp_path: Path):
+    args = ["train", "digits", *TINY, "--method", "mixup", "--device", "cpu", "--out", str(copied.parent)]
+    assert main([*args, "--imbalance", "1"]) == 0
+    found, _ = make_page(copied.parent, out=tmp_path / "report.html")
+    assert found.data["classes"]["train"] is None
+    assert "digits-20each, digits-20each-lt0.1" in found.text
 
 
 def test_folds_are_shown_as_one_run_of_each_seed(tmp_path: Path):
@@ -354,8 +363,19 @@ def test_runs_of_single_folds_count_only_in_their_pooled_row(tmp_path: Path):
         _, study = make_page(*paths, out=tmp_path / "all" / "report.html")
         assert {key: row["accuracy"] for key, row in study.rows.items()} == accuracies
         assert not study.notes
+        assert "one of 2 folds" in study.footnote
     with pytest.raises(ValueError, match="is one of 2 folds, which count together"):
         collect_runs(sorted(tmp_path.glob("*-fold1of2.*")))
+
+
+def test_class_sizes_of_folds_are_those_that_a_fold_trains_on(tmp_path: Path):
+    args = ["compare", "digits", *TINY, "--epochs", "1", "--methods", "erm", "--seeds", "1", "--folds", "2"]
+    assert main([*args, "--device", "cpu", "--out", str(tmp_path / "runs"), "--name", "folds"]) == 0
+    with_sizes = Page(tmp_path / "runs" / "folds" / "report.html")
+    shutil.rmtree(tmp_path / "runs" / "folds")  # it has the sizes; without it they are those of the images
+    found, _ = make_page(tmp_path / "runs", out=tmp_path / "report.html")
+    assert found.data["classes"]["train"] == with_sizes.data["classes"]["train"]
+    assert sum(found.data["classes"]["train"]) < 10 * 20
 
 
 def test_runs_on_images_that_have_changed_since_are_left_out(tmp_path: Path):
@@ -587,6 +607,21 @@ def test_the_page_of_runs_in_progress_says_how_far_they_are(trained: Path, tmp_p
     assert "So far: " in found.text
     assert found.data["reload"] > 0
     assert path.name == live.REPORT_FILE
+
+
+def test_runs_that_are_still_to_be_trained_have_not_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pages: list[Page] = []
+    write = live.LiveReport.write
+
+    def keep(report: live.LiveReport, display: Any) -> None:
+        write(report, display)
+        pages.append(Page(report.path))
+
+    monkeypatch.setattr(live.LiveReport, "write", keep)
+    args = ["compare", "digits", *TINY, "--epochs", "1", "--methods", "erm", "mixup", "--seeds", "2"]
+    assert main([*args, "--device", "cpu", "--workers", "1", "--out", str(tmp_path)]) == 0
+    assert len(pages) == 4
+    assert not any("failed" in page.text for page in pages)
 
 
 @pytest.mark.parametrize("flag", ["--to", "--out"])

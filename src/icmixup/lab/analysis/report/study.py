@@ -319,9 +319,15 @@ def study_variants(collected: Collected, summaries_of: Mapping[Path, Summary]) -
         standings=standings,
         looks=looks,
         verdicts=verdict_by_recipe(runs, seeds, summaries),
-        footnote=footnote(standings, baseline, looks, reason),
+        footnote=footnote(standings, baseline, looks, reason, common_folds(recipes)),
         notes=collected.notes,
     )
+
+
+def common_folds(recipes: Sequence[Recipe]) -> int | None:
+    """The number of folds of all runs; None if some have none or another number."""
+    found = {recipe.folds for recipe in recipes}
+    return found.pop() if len(found) == 1 else None
 
 
 def verdict_by_recipe(
