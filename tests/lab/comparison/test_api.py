@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from icmixup import METHODS, Method
 from icmixup.lab import compare
+from icmixup.lab.cli import main
 from icmixup.lab.cli.compare import CompareFlags
 from icmixup.lab.comparison.api import as_arguments
 from icmixup.lab.models import MODELS
@@ -366,6 +367,24 @@ def test_messages_name_arguments_instead_of_flags(tmp_path: Path) -> None:
         ("a--b -- c", "a--b -- c"),
     ):
         assert as_arguments(flags) == arguments
+
+
+def test_a_report_gives_no_command_for_a_comparison_in_python(tmp_path: Path) -> None:
+    methods = ["erm", "mixup"]
+    result = compare((PIXELS, LABELS), (PIXELS, LABELS), methods=methods, out=tmp_path, **QUICK)
+    assert main(["report", str(result.folder), "--device", "cpu"]) == 0
+    assert "icmixup compare" not in (result.folder / "report.html").read_text()
+
+
+def test_commands_say_that_they_do_not_know_methods_of_the_user(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = {"mine": Method(draw="mixup", alpha=1.0)}
+    result = compare((PIXELS, LABELS), (PIXELS, LABELS), methods=own, out=tmp_path, **QUICK)
+    (run, _) = sorted(tmp_path.glob("*.mine.*"))
+    for command in (["report", str(result.folder)], ["export", str(run)]):
+        assert main(command) == 2
+        assert "icmixup has no method mine" in capsys.readouterr().err
 
 
 def test_tuning_is_part_of_the_result(tmp_path: Path) -> None:

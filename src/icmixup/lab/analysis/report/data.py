@@ -20,7 +20,7 @@ from icmixup.lab.analysis.report.shifted import Shift, shifted_data
 from icmixup.lab.analysis.report.study import Key, Study, settings_of
 from icmixup.lab.analysis.report.summaries import COVERAGES, Bins, Mistake, Summary
 from icmixup.lab.comparison.classes import confused_rows
-from icmixup.lab.comparison.overview import Overview
+from icmixup.lab.comparison.overview import IN_PYTHON, Overview
 from icmixup.lab.comparison.statistics import (
     Difference,
     decide,
@@ -503,8 +503,10 @@ def warnings_of(study: Study, parts: Parts) -> list[str]:
 
 
 def commands(study: Study) -> list[str]:
-    """The commands that repeat the comparison, one for each recipe."""
+    """The commands that repeat the comparison, one for each recipe; none for one that was made in Python."""
     if (stored := read_overview(study.overview)) is not None:
+        if stored.recipe == IN_PYTHON:
+            return []
         recipe = first_run(study).recipe if study.comparison is None else study.comparison.recipe
         tuning = stored.tuning.split() if stored.tuning else []
         return [
