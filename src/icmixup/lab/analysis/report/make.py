@@ -56,7 +56,9 @@ def report_runs(paths: Sequence[Path], out: Path | None, options: Options) -> tu
         out: by default report.html in the folder of the comparison, or here if several paths are given.
     """
     collected = collect_runs(paths)
-    load = remember_data(Execution(out=Path(), data_dir=options.data_dir))
+    # Beside the runs are the features of heads, which would otherwise be computed again, and stored here.
+    beside = collected.runs[0].folder.parent
+    load = remember_data(Execution(out=beside, data_dir=options.data_dir, device=options.device))
     device = pick_device(options.device)
     summaries: Summaries = {}
     reasons = []
@@ -211,9 +213,8 @@ def shown_images(study: Study, load: LoadData, data_dir: Path) -> Split:
     run = next(iter(study.runs.values()))
     if run.recipe.dataset.endswith(".npz"):
         raise ValueError(f"{run.recipe.dataset} holds features, not images")
-    if run.recipe.train == "head":
-        return load_recipe_data(run.recipe, data_dir).test
-    return load_run_data(run, load).test
+    trained_on = load_run_data(run, load)
+    return load_recipe_data(run.recipe, data_dir).test if run.recipe.train == "head" else trained_on.test
 
 
 def shown_rows(study: Study, summaries: Mapping[Key, Summary], images: str) -> Iterable[int]:
