@@ -498,6 +498,19 @@ def test_evaluations_of_shifted_data_are_averaged_over_corruptions_and_runs(copi
     assert shifted["outside"]["cats"][names.index("mixup")]["auroc"] == 70.5
 
 
+def test_runs_evaluated_on_other_images_of_one_name_are_not_compared(copied: Path, tmp_path: Path):
+    runs = [next(copied.parent.glob(f"*.{method}.s0.*")) for method in ("erm", "mixup")]
+    for fingerprints, shown in ((("a", "b"), []), (("a", "a"), ["photos"])):
+        for folder, fingerprint in zip(runs, fingerprints, strict=True):
+            other = {"auroc": 60.0, "fpr95": 90.0, "images": 9, "skipped": 0, "fingerprint": fingerprint}
+            empty = {"format": 1, "identity": {}, "clean": {}, "corruptions": {}}
+            (folder / "evaluation.json").write_text(json.dumps(empty | {"ood": {"photos": other}}))
+        found, _ = make_page(copied, out=tmp_path / "report.html")
+        assert list(found.data["shifted"]["outside"]) == shown
+        notes = " ".join(found.data["shifted"]["notes"])
+        assert ("different images in the folder photos" in notes) == (not shown)
+
+
 def test_an_evaluation_of_other_weights_is_not_shown(copied: Path, tmp_path: Path):
     folder = next(copied.parent.glob("*.mixup.s0.*"))
     stored = {
