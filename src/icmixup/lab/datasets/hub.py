@@ -90,15 +90,23 @@ def _image_files(
     import datasets
 
     raw = split.cast_column(image, datasets.Image(decode=False))
-    numbered = hasattr(split.features[label], "names")
     number_of = {name: number for number, name in enumerate(names)}
     for row, value in enumerate(split[label]):
-        number = value if numbered else number_of.get(str(value), -1)
-        if not 0 <= (-1 if number is None else number) < len(names):
+        found = _class_name(split.features[label], value)
+        if found not in number_of:
+            given = value if found is None else found
             raise ValueError(
-                f"{where} has label {value!r} in row {row}, expected one of its {len(names)} classes"
+                f"{where} has label {given!r} in row {row}, expected one of its {len(names)} classes"
             )
-        yield ImageFile(f"{where} row {row}", partial(_open_row, raw, row, image), number)
+        yield ImageFile(f"{where} row {row}", partial(_open_row, raw, row, image), number_of[found])
+
+
+def _class_name(feature: Any, value: Any) -> str | None:
+    """The name of a label; None for one that has none. A test split can number its classes in its own way."""
+    own: Sequence[str] | None = getattr(feature, "names", None)
+    if value is None or own is None:
+        return None if value is None else str(value)
+    return own[value] if 0 <= value < len(own) else None
 
 
 def _open_row(raw: Any, row: int, image: str) -> IO[bytes]:
