@@ -322,6 +322,18 @@ def test_hub_test_labels_mean_the_names_of_their_own_split(tmp_path: Path) -> No
         load_dataset(DataSpec(f"hf:{tmp_path / 'two'}"), tmp_path / "data")
 
 
+@pytest.mark.parametrize("label", [None, ["cat", "owl"]])
+def test_hub_rows_without_one_label_are_named(tmp_path: Path, label: object) -> None:
+    datasets = pytest.importorskip("datasets")
+    kind = datasets.Value("string")
+    labels, kind = (["cat", None], kind) if label is None else ([["cat"], label], datasets.Sequence(kind))
+    datasets.DatasetDict({"train": hub_table(labels, kind)}).save_to_disk(tmp_path / "set")
+    with pytest.raises(
+        ValueError, match=r"in column 'fine_label', row [01], but every image needs one label"
+    ):
+        load_dataset(DataSpec(f"hf:{tmp_path / 'set'}"), tmp_path / "data")
+
+
 def test_hub_errors_name_the_dataset_and_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"could not load hf:\S*nowhere .*use hf:FOLDER") as caught:
         load_dataset(DataSpec(f"hf:{tmp_path}/nowhere"), tmp_path / "data", download=False)

@@ -75,9 +75,21 @@ def _find_columns(name: str, features: Mapping[str, Any]) -> tuple[str, str]:
 
 def _label_names(split: Any, label: str, name: str) -> tuple[str, ...]:
     listed: Sequence[str] | None = getattr(split.features[label], "names", None)
-    names = tuple(listed) if listed else tuple(str(value) for value in sorted(set(split[label])))
+    names = tuple(listed) if listed else tuple(map(str, sorted(set(_one_label_each(split, label, name)))))
     check_class_names(names, f"column {label!r} of {name}", "use a dataset with more classes")
     return names
+
+
+def _one_label_each(split: Any, label: str, name: str) -> list[Any]:
+    """The labels of all rows; a ValueError names the first row that has none, or several."""
+    labels = list(split[label])
+    for row, value in enumerate(labels):
+        if value is None or isinstance(value, list | dict):
+            raise ValueError(
+                f"{name} has {value!r} in column {label!r}, row {row}, but every image needs one label: "
+                "remove such rows, or use another dataset"
+            )
+    return labels
 
 
 def _has_labels(split: Any, label: str) -> bool:
