@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from icmixup.lab.datasets import Examples, validation_dataset
 from icmixup.lab.datasets.arrays import make_dataset
@@ -193,6 +193,26 @@ class OwnGenerator(Items):
 
     def __getitem__(self, row: int) -> tuple[Tensor, int]:
         return torch.rand(2, generator=self.generator), row % 3
+
+
+class Named(Items):
+    """As torchvision's ImageFolder, which numbers the classes that it finds."""
+
+    def __init__(self, names: str, target_transform: object = None) -> None:
+        super().__init__(PIXELS, noise=0.0)
+        self.class_to_idx = {name: number for number, name in enumerate(names)}
+        self.target_transform = target_transform
+
+
+def test_a_test_set_that_numbers_its_classes_otherwise_is_refused() -> None:
+    message = r"'b' is label 1 in train and is label 0 in test \(their class_to_idx\)"
+    for test in (Named("bc"), Subset(Named("bc"), range(12))):
+        with pytest.raises(ValueError, match=message):
+            make_dataset("data", Named("abc"), test)
+    with pytest.raises(ValueError, match="'d' does not exist in train and is label 2 in test"):
+        make_dataset("data", Named("abc"), Named("abd"))
+    for test in (Named("abc"), Named("bc", target_transform=int), Items(PIXELS, noise=0.0)):
+        assert len(make_dataset("data", Named("abc"), test).test) == 12
 
 
 def test_test_examples_that_change_are_refused() -> None:

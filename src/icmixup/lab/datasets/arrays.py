@@ -8,14 +8,14 @@ torch Dataset    items (input, label), read again in every epoch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from icmixup.lab.datasets.examples import (
     Examples,
@@ -51,6 +51,7 @@ def make_dataset(
         transform, test_transform: applied to every input whenever it is read; may be random in training.
     """
     check_columns(train, test)
+    check_numbering(class_numbers(train), class_numbers(test))
     splits = [
         read_split("train", train, transform, class_names),
         read_split("test", test, test_transform, class_names),
@@ -170,6 +171,29 @@ def check_columns(train: Data, test: Data) -> None:
         raise ValueError(
             f"train and test have other columns, or another order of them: column {place} is {first!r} in "
             f"train and {second!r} in test; use test[train.columns]"
+        )
+
+
+def class_numbers(data: object) -> Mapping[str, int]:
+    """The label of each class, as torchvision's datasets know it; empty for other data, and for labels that a
+    target_transform changes."""
+    while isinstance(data, Subset):
+        data = data.dataset
+    found = getattr(data, "class_to_idx", None)
+    if not isinstance(found, Mapping) or getattr(data, "target_transform", None) is not None:
+        return {}
+    return found
+
+
+def check_numbering(train: Mapping[str, int], test: Mapping[str, int]) -> None:
+    """Raise an error if a class has another number in test, as in an ImageFolder that lacks a class."""
+    other = next((name for name, number in test.items() if train and train.get(name) != number), None)
+    if other is not None:
+        in_train = f"is label {train[other]}" if other in train else "does not exist"
+        raise ValueError(
+            f"train and test number their classes in different ways: {other!r} {in_train} in train and is "
+            f"label {test[other]} in test (their class_to_idx); give test the labels of train, for example "
+            "with a target_transform"
         )
 
 
