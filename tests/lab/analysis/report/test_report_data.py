@@ -552,6 +552,11 @@ def test_the_command_to_repeat_has_the_same_recipe(recipe: Recipe):
     assert list(flags.seed_range()) == [3, 4]
 
 
+def test_the_command_to_repeat_does_not_take_a_folder_for_a_flag():
+    recipe = dataclasses.replace(QUICK, dataset="-photos")
+    assert "compare ./-photos --methods" in repeat_command(recipe, ["erm"], range(1), "erm")
+
+
 def test_the_page_is_rewritten_after_every_run_and_opened_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
