@@ -215,6 +215,20 @@ def test_a_test_set_that_numbers_its_classes_otherwise_is_refused() -> None:
         assert len(make_dataset("data", Named("abc"), test).test) == 12
 
 
+class Drawn(Items):
+    """A random item for every row, as datasets that balance their classes have them."""
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        return super().__getitem__(random.randrange(len(self)))
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_items_whose_labels_change_are_refused(part: str) -> None:
+    data = {"train": Items(PIXELS), "test": Items(PIXELS)} | {part: Drawn(PIXELS)}
+    with pytest.raises(ValueError, match=rf"of {part} had label \d and then \d: items must always"):
+        make_dataset("data", data["train"], data["test"])
+
+
 def test_test_examples_that_change_are_refused() -> None:
     """Each method would be tested on other inputs."""
     steady, random = Items(np.zeros((12, 2))), OwnGenerator(np.zeros((12, 2)))

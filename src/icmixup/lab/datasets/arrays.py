@@ -30,6 +30,7 @@ Array = Tensor | npt.NDArray[np.generic]
 Data = tuple[Array, Array] | Indexable
 Transform = Callable[[Tensor], object]
 READ_TWICE = 8  # test examples, to see whether they change
+READ_AGAIN = 32  # items, to see whether their labels change
 NAMED = 10  # labels that an error message lists
 
 
@@ -132,13 +133,27 @@ def read_examples(part: str, source: Indexable, transform: Transform | None) -> 
     with seeded_generators() as reseed:
         reseed(0)
         first, _ = read_item(source, 0, transform)
-        labels = [read_item(source, row)[1] for row in range(len(source))]
-    tensor = as_labels(part, np.array([int_label(part, row, label) for row, label in enumerate(labels)]))
+        labels = [int_label(part, row, read_item(source, row)[1]) for row in range(len(source))]
+        reseed(1)
+        check_fixed_labels(part, source, labels)
+    tensor = as_labels(part, np.array(labels))
     rows = torch.arange(len(source))
     examples = Examples(source, rows, tuple(first.shape), first.dtype, transform)
     if part == "test":
         check_repeatable(examples[:READ_TWICE])
     return Split(examples, tensor)
+
+
+def check_fixed_labels(part: str, source: Indexable, labels: Sequence[int]) -> None:
+    """Raise an error if items have other labels when they are read again, as those of a dataset that draws
+    a random item: inputs are read in every epoch, labels only once."""
+    for row, label in enumerate(labels[:READ_AGAIN]):
+        again = int_label(part, row, read_item(source, row)[1])
+        if again != label:
+            raise ValueError(
+                f"item {row} of {part} had label {label} and then {again}: items must always have the same "
+                "label; to draw classes more often, use sampler='class-balanced' or 'square-root'"
+            )
 
 
 def check_repeatable(test: Examples) -> None:
