@@ -195,6 +195,15 @@ class OwnGenerator(Items):
         return torch.rand(2, generator=self.generator), row % 3
 
 
+def test_rows_of_pandas_in_another_order_than_their_labels_are_refused() -> None:
+    pandas = pytest.importorskip("pandas")
+    rows, labels = pandas.DataFrame({"a": LABELS, "b": -LABELS}), pandas.Series(LABELS)
+    with pytest.raises(ValueError, match="inputs and labels of test have the same index in another order"):
+        make_dataset("data", (rows, labels), (rows[::-1], labels))
+    for other in (labels[::-1], LABELS, labels[::-1].reset_index(drop=True).set_axis(range(12, 24))):
+        assert len(make_dataset("data", (rows, labels), (rows[::-1], other)).test) == 12
+
+
 class Named(Items):
     """As torchvision's ImageFolder, which numbers the classes that it finds."""
 

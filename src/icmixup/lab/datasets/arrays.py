@@ -8,7 +8,7 @@ torch Dataset    items (input, label), read again in every epoch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 
 import numpy as np
@@ -79,6 +79,7 @@ def read_split(part: str, data: Data, transform: Transform | None, names: Sequen
 def read_arrays(part: str, data: tuple[Array, Array]) -> tuple[Tensor, Tensor]:
     if len(data) != 2:
         raise ValueError(f"{part} must be (inputs, labels) or a torch Dataset, got {len(data)} values")
+    check_index(part, *(getattr(values, "index", None) for values in data))
     inputs, labels = as_inputs(part, data[0]), as_labels(part, data[1])
     if len(inputs) != len(labels):
         raise ValueError(f"{part} has {len(inputs)} inputs and {len(labels)} labels")
@@ -89,6 +90,17 @@ def read_arrays(part: str, data: tuple[Array, Array]) -> tuple[Tensor, Tensor]:
                 f"{len(bad)} of {len(inputs)} inputs of {part} are not finite, the first is row {int(bad[0])}"
             )
     return inputs, labels
+
+
+def check_index(part: str, inputs: object, labels: object) -> None:
+    """Raise an error for rows of pandas in another order than their labels: they are paired by position."""
+    if isinstance(inputs, Iterable) and isinstance(labels, Iterable):  # that of a list is a function
+        rows, others = list(inputs), list(labels)
+        if rows != others and set(rows) == set(others):
+            raise ValueError(
+                f"inputs and labels of {part} have the same index in another order, and rows are paired by "
+                "position: use labels.loc[inputs.index], or NumPy arrays if their positions agree"
+            )
 
 
 def as_inputs(part: str, values: Array) -> Tensor:
