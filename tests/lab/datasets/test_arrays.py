@@ -264,6 +264,21 @@ def test_the_validation_part_has_every_class_and_no_test_example() -> None:
     assert part.fingerprint == validation_dataset(data).fingerprint != data.fingerprint
 
 
+def test_validation_examples_are_read_as_test_examples_are() -> None:
+    rows = np.arange(12.0)[:, None] + [[0.0, 0.0]]
+
+    def validated(inputs: Any, **transforms: Any) -> set[float]:
+        part = validation_dataset(make_dataset("own", (inputs, LABELS), (rows, LABELS), **transforms))
+        assert (part.train.square()[:, 0] >= 1000).all()
+        return {value // 100 for value in part.test.square()[:, 0].tolist()}
+
+    augment, plain = (lambda row: row[:2] + 1000), (lambda row: row + 500)
+    assert validated(rows, transform=augment, test_transform=plain) == {5}
+    assert validated(rows, transform=augment) == {10}
+    longer = np.concatenate([rows, rows], axis=1)  # with the transform of the test they would be another form
+    assert validated(longer, transform=augment, test_transform=plain) == {10}
+
+
 def test_a_validation_part_that_leaves_a_class_empty_is_an_error_that_names_it() -> None:
     labels = np.array([0] * 6 + [1] * 5 + [2])
     data = make_dataset("own", (ROWS, labels), (ROWS, LABELS), class_names=["ant", "bee", "cat"])
