@@ -330,8 +330,9 @@ def test_data_dir_is_recommended_only_where_it_helps(
         assert ("--data-dir" in str(error.value)) == helps
 
 
-def test_trials_of_tuning_are_left_out(tmp_path: Path) -> None:
-    assert expand_comparisons([tmp_path / "trials", tmp_path / "run"]) == [tmp_path / "run"]
+def test_trials_and_features_are_left_out(tmp_path: Path) -> None:
+    beside = [tmp_path / name for name in ("features", "run", "trials")]
+    assert expand_comparisons(beside) == [tmp_path / "run"]
     with pytest.raises(ValueError, match="trials is the folder of trials"):
         expand_comparisons([tmp_path / "trials"])
 

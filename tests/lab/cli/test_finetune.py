@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from icmixup.lab.cli import main, parse
 from icmixup.lab.cli.pretrained import recipe_for
@@ -119,6 +120,37 @@ def test_compare_trains_heads_and_prints_what_was_loaded(
     rows = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("digits*/result.json")]
     assert len(rows) == 8
     assert {row["at_once"] for row in rows} == {1}  # a run takes seconds: processes would cost more
+
+
+def test_a_report_of_heads_uses_their_features_and_shows_the_images_that_they_were_tested_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights, photos = tmp_path / "weights.pt", tmp_path / "photos"
+    torch.save(build_model("small-cnn", 4, channels=3, seed=7).state_dict(), weights)
+    random = np.random.default_rng(0)
+    for number in range(24):
+        folder = photos / ("test" if number % 3 == 0 else "train") / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = random.integers(256, size=(8, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    args = ["compare", str(photos), "--model", "small-cnn", "--weights", str(weights), "--train", "head"]
+    args += ["--methods", "erm", "--seeds", "1", "--epochs", "1", "--batch-size", "8", "--device", "cpu"]
+    assert main([*args, "--out", str(tmp_path / "runs")]) == 0
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    (run,) = (tmp_path / "runs").glob("photos*head.erm*")
+    assert main(["report", str(run), "--device", "cpu"]) == 0
+    assert [path.name for path in elsewhere.iterdir()] == ["report.html"]  # no features
+    assert "data:image" in Path("report.html").read_text()
+    first, second, *_ = sorted((photos / "test" / "a").glob("*.png"))
+    swapped = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(swapped)
+    assert main(["report", str(run), "--device", "cpu"]) == 0
+    page = Path("report.html").read_text()
+    assert "data:image" not in page
+    assert "was trained on other images" in page
 
 
 def test_a_batch_that_was_not_given_fits_few_images(

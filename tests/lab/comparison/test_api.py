@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 from pages import ROOT, blocks
+from PIL import Image
 from torch import Tensor, nn
 
 from icmixup import METHODS, Method
 from icmixup.lab import compare
+from icmixup.lab.cli import main
 from icmixup.lab.cli.compare import CompareFlags
 from icmixup.lab.comparison.api import as_arguments
 from icmixup.lab.models import MODELS
@@ -377,6 +379,43 @@ def test_messages_name_arguments_instead_of_flags(tmp_path: Path) -> None:
         ("a--b -- c", "a--b -- c"),
     ):
         assert as_arguments(flags) == arguments
+
+
+@pytest.mark.parametrize("case", ["not square", "four channels", "test_transform", "as they are"])
+def test_a_network_predicts_files_only_if_they_can_be_read_as_its_test_images_were(
+    tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = {"not square": (48, 3, 8, 12), "four channels": (48, 4, 8, 8)}.get(case, (48, 3, 8, 8))
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    changes = {"test_transform": double} if case == "test_transform" else {}
+    compare((pixels, LABELS), (pixels, LABELS), methods=["erm"], out=tmp_path / "runs", **QUICK, **changes)
+    Image.fromarray(pixels[0, :3].transpose(1, 2, 0)).save(tmp_path / "0.png")
+    (run, _) = sorted((tmp_path / "runs").glob("*.erm.*"))
+    code = main(["predict", str(run), str(tmp_path / "0.png"), "--device", "cpu"])
+    assert code == (0 if case == "as they are" else 2)
+    assert ("cannot be used on image files" in capsys.readouterr().err) == (code == 2)
+
+
+def double(image: Tensor) -> Tensor:
+    return image * 2
+
+
+def test_a_report_gives_no_command_for_a_comparison_in_python(tmp_path: Path) -> None:
+    methods = ["erm", "mixup"]
+    result = compare((PIXELS, LABELS), (PIXELS, LABELS), methods=methods, out=tmp_path, **QUICK)
+    assert main(["report", str(result.folder), "--device", "cpu"]) == 0
+    assert "icmixup compare" not in (result.folder / "report.html").read_text()
+
+
+def test_commands_say_that_they_do_not_know_methods_of_the_user(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = {"mine": Method(draw="mixup", alpha=1.0)}
+    result = compare((PIXELS, LABELS), (PIXELS, LABELS), methods=own, out=tmp_path, **QUICK)
+    (run, _) = sorted(tmp_path.glob("*.mine.*"))
+    for command in (["report", str(result.folder)], ["export", str(run)]):
+        assert main(command) == 2
+        assert "icmixup has no method mine" in capsys.readouterr().err
 
 
 def test_tuning_is_part_of_the_result(tmp_path: Path) -> None:

@@ -175,6 +175,12 @@ def test_verdict_of_one_seed_asks_for_more_seeds():
     assert found.footnote.startswith("No confidence intervals")
 
 
+def test_a_leader_with_one_seed_takes_no_interval_from_the_others():
+    found = compare_made(mixup=[70.0, 73.0, 71.0], erm=[60.0, 60.5, 63.0], ic_mixup=[90.0, None, None])
+    assert "ic-mixup shares fewer than two seeds with any other" in found.verdict
+    assert found.footnote.startswith("Brackets: 95 % confidence interval")
+
+
 def test_tied_methods_share_the_highest_accuracy():
     assert (
         "mixup and erm share the highest accuracy"

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from icmixup.lab.comparison.compare import Comparison, summarise
+from icmixup.lab.comparison.compare import Comparison, Failure, summarise
 from icmixup.lab.comparison.statistics import MEASURES
 from icmixup.lab.comparison.table import print_comparison
 from icmixup.lab.training.recipe import QUICK
@@ -30,7 +30,13 @@ def make_comparison(few: float | None = 42.25) -> Comparison:
         for seed, accuracy in enumerate(accuracies)
         if accuracy is not None
     ]
-    return summarise(QUICK, list(ACCURACIES), range(3), "mixup", rows)
+    failures = [
+        Failure(method, seed, "its loss became nan")
+        for method, accuracies in ACCURACIES.items()
+        for seed, accuracy in enumerate(accuracies)
+        if accuracy is None
+    ]
+    return summarise(QUICK, list(ACCURACIES), range(3), "mixup", rows, failures)
 
 
 def printed(comparison: Comparison, width: int = 140, colours: bool = False) -> str:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from icmixup.lab.datasets import Examples, validation_dataset
 from icmixup.lab.datasets.arrays import make_dataset
@@ -195,6 +195,49 @@ class OwnGenerator(Items):
         return torch.rand(2, generator=self.generator), row % 3
 
 
+def test_rows_of_pandas_in_another_order_than_their_labels_are_refused() -> None:
+    pandas = pytest.importorskip("pandas")
+    rows, labels = pandas.DataFrame({"a": LABELS, "b": -LABELS}), pandas.Series(LABELS)
+    with pytest.raises(ValueError, match="inputs and labels of test have the same index in another order"):
+        make_dataset("data", (rows, labels), (rows[::-1], labels))
+    for other in (labels[::-1], LABELS, labels[::-1].reset_index(drop=True).set_axis(range(12, 24))):
+        assert len(make_dataset("data", (rows, labels), (rows[::-1], other)).test) == 12
+
+
+class Named(Items):
+    """As torchvision's ImageFolder, which numbers the classes that it finds."""
+
+    def __init__(self, names: str, target_transform: object = None) -> None:
+        super().__init__(PIXELS, noise=0.0)
+        self.class_to_idx = {name: number for number, name in enumerate(names)}
+        self.target_transform = target_transform
+
+
+def test_a_test_set_that_numbers_its_classes_otherwise_is_refused() -> None:
+    message = r"'b' is label 1 in train and is label 0 in test \(their class_to_idx\)"
+    for test in (Named("bc"), Subset(Named("bc"), range(12))):
+        with pytest.raises(ValueError, match=message):
+            make_dataset("data", Named("abc"), test)
+    with pytest.raises(ValueError, match="'d' does not exist in train and is label 2 in test"):
+        make_dataset("data", Named("abc"), Named("abd"))
+    for test in (Named("abc"), Named("bc", target_transform=int), Items(PIXELS, noise=0.0)):
+        assert len(make_dataset("data", Named("abc"), test).test) == 12
+
+
+class Drawn(Items):
+    """A random item for every row, as datasets that balance their classes have them."""
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        return super().__getitem__(random.randrange(len(self)))
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_items_whose_labels_change_are_refused(part: str) -> None:
+    data = {"train": Items(PIXELS), "test": Items(PIXELS)} | {part: Drawn(PIXELS)}
+    with pytest.raises(ValueError, match=rf"of {part} had label \d and then \d: items must always"):
+        make_dataset("data", data["train"], data["test"])
+
+
 def test_test_examples_that_change_are_refused() -> None:
     """Each method would be tested on other inputs."""
     steady, random = Items(np.zeros((12, 2))), OwnGenerator(np.zeros((12, 2)))
@@ -219,6 +262,21 @@ def test_the_validation_part_has_every_class_and_no_test_example() -> None:
     assert not trained & validated
     assert set(part.train.labels.tolist()) == set(part.test.labels.tolist()) == {0, 1, 2}
     assert part.fingerprint == validation_dataset(data).fingerprint != data.fingerprint
+
+
+def test_validation_examples_are_read_as_test_examples_are() -> None:
+    rows = np.arange(12.0)[:, None] + [[0.0, 0.0]]
+
+    def validated(inputs: Any, **transforms: Any) -> set[float]:
+        part = validation_dataset(make_dataset("own", (inputs, LABELS), (rows, LABELS), **transforms))
+        assert (part.train.square()[:, 0] >= 1000).all()
+        return {value // 100 for value in part.test.square()[:, 0].tolist()}
+
+    augment, plain = (lambda row: row[:2] + 1000), (lambda row: row + 500)
+    assert validated(rows, transform=augment, test_transform=plain) == {5}
+    assert validated(rows, transform=augment) == {10}
+    longer = np.concatenate([rows, rows], axis=1)  # with the transform of the test they would be another form
+    assert validated(longer, transform=augment, test_transform=plain) == {10}
 
 
 def test_a_validation_part_that_leaves_a_class_empty_is_an_error_that_names_it() -> None:

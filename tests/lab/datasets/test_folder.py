@@ -310,6 +310,30 @@ def test_hub_labels_that_are_strings_become_classes(tmp_path: Path) -> None:
     assert dataset.class_counts.tolist() == [4, 4]
 
 
+def test_hub_test_labels_mean_the_names_of_their_own_split(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    others = hub_table([0, 1, 0, 1], datasets.ClassLabel(names=["owl", "dog"]))
+    datasets.DatasetDict({"train": hub_table([0, 1, 2] * 3), "test": others}).save_to_disk(tmp_path / "set")
+    dataset = load_dataset(DataSpec(f"hf:{tmp_path / 'set'}"), tmp_path / "data")
+    assert [dataset.class_names[label] for label in dataset.test.labels.tolist()] == ["owl", "dog"] * 2
+    strange = hub_table([0, 1], datasets.ClassLabel(names=["dog", "emu"]))
+    datasets.DatasetDict({"train": hub_table([0, 1, 2] * 3), "test": strange}).save_to_disk(tmp_path / "two")
+    with pytest.raises(ValueError, match="test has label 'emu' in row 1, expected one of its 3 classes"):
+        load_dataset(DataSpec(f"hf:{tmp_path / 'two'}"), tmp_path / "data")
+
+
+@pytest.mark.parametrize("label", [None, ["cat", "owl"]])
+def test_hub_rows_without_one_label_are_named(tmp_path: Path, label: object) -> None:
+    datasets = pytest.importorskip("datasets")
+    kind = datasets.Value("string")
+    labels, kind = (["cat", None], kind) if label is None else ([["cat"], label], datasets.Sequence(kind))
+    datasets.DatasetDict({"train": hub_table(labels, kind)}).save_to_disk(tmp_path / "set")
+    with pytest.raises(
+        ValueError, match=r"in column 'fine_label', row [01], but every image needs one label"
+    ):
+        load_dataset(DataSpec(f"hf:{tmp_path / 'set'}"), tmp_path / "data")
+
+
 def test_hub_errors_name_the_dataset_and_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"could not load hf:\S*nowhere .*use hf:FOLDER") as caught:
         load_dataset(DataSpec(f"hf:{tmp_path}/nowhere"), tmp_path / "data", download=False)

@@ -11,24 +11,26 @@ from torch import nn
 from icmixup.lab.datasets import Dataset
 from icmixup.lab.models import build_model
 from icmixup.lab.training.recipe import Recipe
-from icmixup.lab.training.run_folder import TRIALS_FOLDER, Row, Run
+from icmixup.lab.training.run_folder import FEATURES_FOLDER, TRIALS_FOLDER, Row, Run
 from icmixup.lab.training.step import to_device
 from icmixup.lab.training.stored import FOLDS_FILE, read_run_names
 from icmixup.lab.training.trained import load_run_weights
 
+NOT_RUNS = (TRIALS_FOLDER, FEATURES_FOLDER)
+
 
 def expand_comparisons(folders: Sequence[Path]) -> list[Path]:
-    """Run folders: those given, and the runs of comparisons and of folds; plain files and trials of --tune,
-    which runs/* matches, are left out."""
+    """Run folders: those given, and the runs of comparisons and of folds; what else runs/* matches is left
+    out: plain files, trials of --tune and features of --train head."""
     found: list[Path] = []
     for folder in folders:
         listed = [folder / name for name in ("comparison.json", FOLDS_FILE) if (folder / name).exists()]
         if listed:
             found += [folder.parent / name for name in read_run_names(listed[0])]
-        elif not folder.is_file() and folder.name != TRIALS_FOLDER:
+        elif not folder.is_file() and folder.name not in NOT_RUNS:
             found.append(folder)
     if not found:
-        what = "a file" if folders[0].is_file() else "the folder of trials"
+        what = "a file" if folders[0].is_file() else f"the folder of {folders[0].name}"
         raise ValueError(f"{folders[0]} is {what}; pass folders of finished runs or of comparisons")
     return list(dict.fromkeys(found))
 

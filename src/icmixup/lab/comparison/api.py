@@ -32,7 +32,7 @@ from icmixup.lab.comparison.compare import (
     write_comparison,
 )
 from icmixup.lab.comparison.compare import compare as compare_recipes
-from icmixup.lab.comparison.overview import Overview, describe_comparison
+from icmixup.lab.comparison.overview import IN_PYTHON, Overview, describe_comparison
 from icmixup.lab.comparison.result import ComparisonResult
 from icmixup.lab.comparison.statistics import COMPARED
 from icmixup.lab.comparison.tuning import Batch, check_trials, held_out_parts, tune_methods, write_tuning
@@ -65,7 +65,6 @@ from icmixup.methods import METHODS, Method, find_method
 Methods = Sequence[str | Method] | Mapping[str, str | Method]
 BASE = dataclasses.replace(QUICK, padding=0, rotation=0.0)  # the user's data comes with its own transforms
 ADAMW: dict[str, object] = {"lr": 1e-3, "weight_decay": 0.05, "decay_norms": False}
-RECIPE_NAME = "python"
 OTHER_PRECISIONS = (torch.float16, torch.bfloat16, torch.float64)  # than that of the inputs
 # A flag of the command in a message, with its value if that is a number or one of a few words.
 FLAG = re.compile(
@@ -223,7 +222,7 @@ class Plan:
         meaning = " ".join(f"{identity.data} {identity.model} {identity.method}" for identity in identities)
         parts = 1 if self.tune is None else len(held_out_parts(self.data, self.tune_parts))
         name = comparison_name(
-            *(self.recipe, RECIPE_NAME, self.methods, self.seeds, self.baseline, meaning),
+            *(self.recipe, IN_PYTHON, self.methods, self.seeds, self.baseline, meaning),
             *(self.tune, parts, self.measure),
         )
         return comparison_folder(self.execution.out, name)
@@ -297,7 +296,7 @@ class Plan:
             self.data,
             self.methods,
             self.seeds,
-            recipe_name=RECIPE_NAME,
+            recipe_name=IN_PYTHON,
             where=pick_device(self.execution.device).type,
             seconds=None,
             measure=self.measure,

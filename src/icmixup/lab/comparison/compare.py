@@ -34,7 +34,7 @@ from icmixup.lab.training.output import rows_as_csv
 from icmixup.lab.training.predictions import read_predictions
 from icmixup.lab.training.ranks import rank
 from icmixup.lab.training.recipe import Recipe, read_recipe
-from icmixup.lab.training.run_folder import TRIALS_FOLDER, Row, write_atomically
+from icmixup.lab.training.run_folder import FEATURES_FOLDER, TRIALS_FOLDER, Row, write_atomically
 from icmixup.lab.training.stored import read_run_names
 from icmixup.methods import find_method
 
@@ -53,7 +53,7 @@ LONG_TAIL_METHODS = (
 )
 INTERVALS = ("both", "seeds")
 Tuned = Mapping[str, Mapping[str, float]]  # by method, fields of its recipe
-RESERVED = (TRIALS_FOLDER, "features", "budgets.json")  # in the folder of all runs
+RESERVED = (TRIALS_FOLDER, FEATURES_FOLDER, "budgets.json")  # in the folder of all runs
 # Files of a comparison that not every one has: confusions are by method, and others depend on flags.
 OPTIONAL_FILES = (
     "comparison.png",
@@ -291,7 +291,8 @@ def summarise(
     looks = looks or [take_look(rows, methods, seeds)]
     if not any(sample.images for sample in looks[-1].samples.values()):
         seeds_only = seeds_only or NO_PREDICTIONS
-    standings = rank_methods(rows, methods, seeds, baseline, looks)
+    failed = [(failure.method, failure.seed) for failure in failures]
+    standings = rank_methods(rows, methods, seeds, baseline, looks, failed)
     return Comparison(
         recipe=dataclasses.replace(recipe, method=baseline, seed=seeds[0]),
         methods=tuple(methods),

@@ -21,6 +21,7 @@ from icmixup.methods import find_method
 # moves their difference by 1.96 sqrt(0.1 / N), which is 2 points with 1,000 images.
 DISAGREEMENT = 0.1
 RESOLVABLE_POINTS = 2.0
+IN_PYTHON = "python"  # the name of the recipe of icmixup.lab.compare
 LONG_TAIL_RATIO = 2  # of the largest to the smallest class, from which on class sizes matter
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, stdev
@@ -114,13 +114,8 @@ class Standing:
     to_best: Difference | None = None  # to the method with the highest accuracy; None for that one
     in_best_group: bool = False  # not clearly behind any method
     stopped_after: int | None = None  # seeds after which it got no more, with --seeds auto
+    failed: int = 0  # seeds whose run was started and has no result
     measure: str = "accuracy"  # one of COMPARED: what accuracies, mean and differences are of
-
-    @property
-    def failed(self) -> int:
-        """Number of runs that were started and have no result."""
-        started = len(self.accuracies) if self.stopped_after is None else self.stopped_after
-        return started - len(self.finished)
 
     @property
     def finished(self) -> tuple[float, ...]:
@@ -303,11 +298,13 @@ def rank_methods(
     seeds: Sequence[int],
     baseline: str,
     looks: Sequence[Look] | None = None,
+    failed: Collection[tuple[str, int]] = (),
 ) -> tuple[Standing, ...]:
     """The standing of every method, highest mean accuracy first; methods without a result come last.
 
     Args:
         looks: the last one with all seeds; by default one, from the rows alone.
+        failed: method and seed of runs that failed; others without a row are not finished.
     """
     looks = looks or [take_look(rows, methods, seeds)]
     decision, last = decide(looks), looks[-1]
@@ -326,6 +323,7 @@ def rank_methods(
             None if leader is None else difference_between(last, decision, method, leader),
             method in decision.group,
             stopped,
+            len({seed for name, seed in failed if name == method}),
             last.measure,
         )
 

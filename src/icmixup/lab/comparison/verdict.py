@@ -170,6 +170,8 @@ def unclear_suffix(difference: Difference | None) -> str:
 def why_no_interval(scored: Sequence[Standing]) -> str:
     if max(len(s.finished) for s in scored) < 2:
         return "one seed gives no confidence interval, use --seeds 3 or more"
+    if all(s.to_best is None or s.to_best.pairs < 2 for s in scored):
+        return f"no confidence interval, since {scored[0].method} shares fewer than two seeds with any other"
     return "no confidence interval, since differences are equal for all common seeds; use more --seeds"
 
 
@@ -238,7 +240,8 @@ def footnote(
         folds: of cross-validation.
         tuned: whether each method has values of its own, from --tune; None if that is not known.
     """
-    if all(s.to_best is None or s.to_best.low is None for s in standings):
+    shown = [found for s in standings for found in (s.difference, s.to_best) if found is not None]
+    if all(found.low is None for found in shown):
         return "No confidence intervals: they need at least two seeds whose differences are not all equal."
     images = max(int(sample.images) for sample in looks[-1].samples.values())
     covers = (

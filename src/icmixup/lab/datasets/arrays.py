@@ -8,14 +8,14 @@ torch Dataset    items (input, label), read again in every epoch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from icmixup.lab.datasets.examples import (
     Examples,
@@ -30,6 +30,7 @@ Array = Tensor | npt.NDArray[np.generic]
 Data = tuple[Array, Array] | Indexable
 Transform = Callable[[Tensor], object]
 READ_TWICE = 8  # test examples, to see whether they change
+READ_AGAIN = 32  # items, to see whether their labels change
 NAMED = 10  # labels that an error message lists
 
 
@@ -51,6 +52,7 @@ def make_dataset(
         transform, test_transform: applied to every input whenever it is read; may be random in training.
     """
     check_columns(train, test)
+    check_numbering(class_numbers(train), class_numbers(test))
     splits = [
         read_split("train", train, transform, class_names),
         read_split("test", test, test_transform, class_names),
@@ -77,6 +79,7 @@ def read_split(part: str, data: Data, transform: Transform | None, names: Sequen
 def read_arrays(part: str, data: tuple[Array, Array]) -> tuple[Tensor, Tensor]:
     if len(data) != 2:
         raise ValueError(f"{part} must be (inputs, labels) or a torch Dataset, got {len(data)} values")
+    check_index(part, *(getattr(values, "index", None) for values in data))
     inputs, labels = as_inputs(part, data[0]), as_labels(part, data[1])
     if len(inputs) != len(labels):
         raise ValueError(f"{part} has {len(inputs)} inputs and {len(labels)} labels")
@@ -87,6 +90,17 @@ def read_arrays(part: str, data: tuple[Array, Array]) -> tuple[Tensor, Tensor]:
                 f"{len(bad)} of {len(inputs)} inputs of {part} are not finite, the first is row {int(bad[0])}"
             )
     return inputs, labels
+
+
+def check_index(part: str, inputs: object, labels: object) -> None:
+    """Raise an error for rows of pandas in another order than their labels: they are paired by position."""
+    if isinstance(inputs, Iterable) and isinstance(labels, Iterable):  # that of a list is a function
+        rows, others = list(inputs), list(labels)
+        if rows != others and set(rows) == set(others):
+            raise ValueError(
+                f"inputs and labels of {part} have the same index in another order, and rows are paired by "
+                "position: use labels.loc[inputs.index], or NumPy arrays if their positions agree"
+            )
 
 
 def as_inputs(part: str, values: Array) -> Tensor:
@@ -131,13 +145,27 @@ def read_examples(part: str, source: Indexable, transform: Transform | None) -> 
     with seeded_generators() as reseed:
         reseed(0)
         first, _ = read_item(source, 0, transform)
-        labels = [read_item(source, row)[1] for row in range(len(source))]
-    tensor = as_labels(part, np.array([int_label(part, row, label) for row, label in enumerate(labels)]))
+        labels = [int_label(part, row, read_item(source, row)[1]) for row in range(len(source))]
+        reseed(1)
+        check_fixed_labels(part, source, labels)
+    tensor = as_labels(part, np.array(labels))
     rows = torch.arange(len(source))
     examples = Examples(source, rows, tuple(first.shape), first.dtype, transform)
     if part == "test":
         check_repeatable(examples[:READ_TWICE])
     return Split(examples, tensor)
+
+
+def check_fixed_labels(part: str, source: Indexable, labels: Sequence[int]) -> None:
+    """Raise an error if items have other labels when they are read again, as those of a dataset that draws
+    a random item: inputs are read in every epoch, labels only once."""
+    for row, label in enumerate(labels[:READ_AGAIN]):
+        again = int_label(part, row, read_item(source, row)[1])
+        if again != label:
+            raise ValueError(
+                f"item {row} of {part} had label {label} and then {again}: items must always have the same "
+                "label; to draw classes more often, use sampler='class-balanced' or 'square-root'"
+            )
 
 
 def check_repeatable(test: Examples) -> None:
@@ -170,6 +198,29 @@ def check_columns(train: Data, test: Data) -> None:
         raise ValueError(
             f"train and test have other columns, or another order of them: column {place} is {first!r} in "
             f"train and {second!r} in test; use test[train.columns]"
+        )
+
+
+def class_numbers(data: object) -> Mapping[str, int]:
+    """The label of each class, as torchvision's datasets know it; empty for other data, and for labels that a
+    target_transform changes."""
+    while isinstance(data, Subset):
+        data = data.dataset
+    found = getattr(data, "class_to_idx", None)
+    if not isinstance(found, Mapping) or getattr(data, "target_transform", None) is not None:
+        return {}
+    return found
+
+
+def check_numbering(train: Mapping[str, int], test: Mapping[str, int]) -> None:
+    """Raise an error if a class has another number in test, as in an ImageFolder that lacks a class."""
+    other = next((name for name, number in test.items() if train and train.get(name) != number), None)
+    if other is not None:
+        in_train = f"is label {train[other]}" if other in train else "does not exist"
+        raise ValueError(
+            f"train and test number their classes in different ways: {other!r} {in_train} in train and is "
+            f"label {test[other]} in test (their class_to_idx); give test the labels of train, for example "
+            "with a target_transform"
         )
 
 

@@ -75,9 +75,21 @@ def _find_columns(name: str, features: Mapping[str, Any]) -> tuple[str, str]:
 
 def _label_names(split: Any, label: str, name: str) -> tuple[str, ...]:
     listed: Sequence[str] | None = getattr(split.features[label], "names", None)
-    names = tuple(listed) if listed else tuple(str(value) for value in sorted(set(split[label])))
+    names = tuple(listed) if listed else tuple(map(str, sorted(set(_one_label_each(split, label, name)))))
     check_class_names(names, f"column {label!r} of {name}", "use a dataset with more classes")
     return names
+
+
+def _one_label_each(split: Any, label: str, name: str) -> list[Any]:
+    """The labels of all rows; a ValueError names the first row that has none, or several."""
+    labels = list(split[label])
+    for row, value in enumerate(labels):
+        if value is None or isinstance(value, list | dict):
+            raise ValueError(
+                f"{name} has {value!r} in column {label!r}, row {row}, but every image needs one label: "
+                "remove such rows, or use another dataset"
+            )
+    return labels
 
 
 def _has_labels(split: Any, label: str) -> bool:
@@ -90,15 +102,23 @@ def _image_files(
     import datasets
 
     raw = split.cast_column(image, datasets.Image(decode=False))
-    numbered = hasattr(split.features[label], "names")
     number_of = {name: number for number, name in enumerate(names)}
     for row, value in enumerate(split[label]):
-        number = value if numbered else number_of.get(str(value), -1)
-        if not 0 <= (-1 if number is None else number) < len(names):
+        found = _class_name(split.features[label], value)
+        if found not in number_of:
+            given = value if found is None else found
             raise ValueError(
-                f"{where} has label {value!r} in row {row}, expected one of its {len(names)} classes"
+                f"{where} has label {given!r} in row {row}, expected one of its {len(names)} classes"
             )
-        yield ImageFile(f"{where} row {row}", partial(_open_row, raw, row, image), number)
+        yield ImageFile(f"{where} row {row}", partial(_open_row, raw, row, image), number_of[found])
+
+
+def _class_name(feature: Any, value: Any) -> str | None:
+    """The name of a label; None for one that has none. A test split can number its classes in its own way."""
+    own: Sequence[str] | None = getattr(feature, "names", None)
+    if value is None or own is None:
+        return None if value is None else str(value)
+    return own[value] if 0 <= value < len(own) else None
 
 
 def _open_row(raw: Any, row: int, image: str) -> IO[bytes]:

@@ -354,9 +354,25 @@ def validation_dataset(data: Dataset, part: int = 0) -> Dataset:
     return replace(
         data,
         train=images[(~held).nonzero().squeeze(1)],
-        test=images[held.nonzero().squeeze(1)],
+        test=read_as_test(images[held.nonzero().squeeze(1)], data.test),
         split_by=f"part {part + 1} of {VALIDATION_PARTS} of the training images held out",
     )
+
+
+def read_as_test(split: Split, test: Split) -> Split:
+    """Training examples with the transform of the test examples, which is not random, if both have one; as
+    they are if that does not give them the same form."""
+    ours, theirs = split.images, test.images
+    if not (
+        isinstance(ours, Examples) and isinstance(theirs, Examples) and ours.transform and theirs.transform
+    ):
+        return split
+    plain = replace(ours, transform=theirs.transform)
+    try:
+        plain[:1].square()
+    except (ValueError, RuntimeError):
+        return split
+    return replace(split, images=plain)
 
 
 def deic_rows(labels: Tensor, index: int) -> Tensor:

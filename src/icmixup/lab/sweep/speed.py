@@ -34,6 +34,7 @@ from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import RunProgress
 from icmixup.lab.training.ranks import pick_device
 from icmixup.lab.training.recipe import Recipe
+from icmixup.lab.training.run_folder import FEATURES_FOLDER
 from icmixup.methods import Method
 
 TRIAL_SHARE = 0.05  # of the time given, for the trials of the usual passes
@@ -257,9 +258,9 @@ def run_trials(passes: Passes, execution: Execution) -> float:
     """Run trials in a temporary folder until there are enough; return the time of all of them."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
-        features = execution.out.absolute() / "features"
+        features = execution.out.absolute() / FEATURES_FOLDER
         if features.is_dir():  # of --train head: computed already
-            (out / "features").symlink_to(features)
+            (out / FEATURES_FOLDER).symlink_to(features)
         where = dataclasses.replace(
             execution, out=out, trackers=(), trial_seconds=passes.trial_seconds, reuse=False
         )

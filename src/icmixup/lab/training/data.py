@@ -14,6 +14,7 @@ from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.features import check_feature_methods, feature_dataset
 from icmixup.lab.training.ranks import pick_device, rank
 from icmixup.lab.training.recipe import Fingerprints, Recipe, Subset, Transfer
+from icmixup.lab.training.run_folder import FEATURES_FOLDER
 
 LoadData = Callable[[Recipe], Dataset]
 
@@ -38,7 +39,7 @@ def training_data(recipe: Recipe, execution: Execution) -> Dataset:
     if recipe.train == "head" or data.is_features:
         check_feature_methods((recipe.method,))
     if recipe.train == "head" and not data.is_features:
-        folder, device = execution.out / "features", pick_device(execution.device)
+        folder, device = execution.out / FEATURES_FOLDER, pick_device(execution.device)
         data = feature_dataset(recipe, data, folder, device, show_progress=rank() == 0)
     if execution.validation is not None and not given:
         data = validation_dataset(data, execution.validation)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from icmixup.lab.datasets import Dataset, Photos, is_named
+from icmixup.lab.datasets import Dataset, Examples, Photos, is_named
 from icmixup.lab.training.run_folder import write_atomically
 
 INPUTS_FILE = "inputs.json"
@@ -43,10 +43,17 @@ def inputs_of(data: Dataset) -> InputFormat:
 
 
 def write_inputs(folder: Path, data: Dataset) -> None:
-    # A head without its network, or a network for other inputs, cannot be used on image files.
-    if data.train.images.dtype != torch.uint8:
-        return
-    write_atomically(folder / INPUTS_FILE, json.dumps(inputs_of(data)._asdict(), indent=1).encode())
+    if takes_image_files(data):
+        write_atomically(folder / INPUTS_FILE, json.dumps(inputs_of(data)._asdict(), indent=1).encode())
+
+
+def takes_image_files(data: Dataset) -> bool:
+    """Whether files can be read as the test images were: squares in grey or RGB, not transformed by the user.
+    A head without its network, and a network for other inputs, cannot be used on files."""
+    images = data.test.images
+    if images.dtype != torch.uint8 or (isinstance(images, Examples) and images.transform is not None):
+        return False
+    return images.dim() == 4 and images.shape[1] in (1, 3) and images.shape[2] == images.shape[3]
 
 
 def read_inputs(folder: Path) -> InputFormat:
@@ -54,8 +61,8 @@ def read_inputs(folder: Path) -> InputFormat:
     path = folder / INPUTS_FILE
     if not path.exists():
         raise ValueError(
-            f"{folder} has no {INPUTS_FILE}: it is not the folder of a finished run, or an earlier version "
-            "of icmixup trained it; train it again"
+            f"{folder} has no {INPUTS_FILE}, and cannot be used on image files: its inputs were not square "
+            "images in grey or RGB, or test_transform prepared them, or it is of an earlier icmixup"
         )
     stored = {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(path.read_text()).items()}
     return InputFormat(**stored)  # type: ignore[arg-type]

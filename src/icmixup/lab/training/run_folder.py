@@ -41,6 +41,7 @@ Row = dict[str, Any]  # a finished run: recipe, metrics, time and provenance, as
 Checkpoint = dict[str, Any]
 STATE = {"recipe", "epochs_done"}  # of what a checkpoint has at least
 TRIALS_FOLDER = "trials"  # in the folder of all runs: trial runs of --tune
+FEATURES_FOLDER = "features"  # in the folder of all runs: features of --train head
 DIGEST = 32  # bytes of the SHA-256 at the end of a checkpoint
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from icmixup.lab.training.recipe import Recipe, Task, read_recipe
+from icmixup.methods import METHODS
 
 FOLDS_FILE = "folds.json"  # in the folder of the pooled predictions of cross-validation
 TASK = {entry.name for entry in dataclasses.fields(Task)}
@@ -59,9 +60,25 @@ def read_recipe_file(path: Path) -> Recipe:
     try:
         if isinstance(fields, dict) and (missing := TASK - fields.keys()):
             raise ValueError(f"it has no {', '.join(sorted(missing))}")  # the defaults are another run
+        if isinstance(fields, dict):
+            check_methods_known(fields["method"])
         return read_recipe(fields)
     except ValueError as error:
         raise ValueError(f"{path} is not the recipe of a run: {error}") from error
+
+
+class UnknownMethod(ValueError):
+    """A stored method that is not in the table of methods."""
+
+
+def check_methods_known(*methods: object) -> None:
+    """Raise an error for methods of the user, which have a meaning within icmixup.lab.compare alone."""
+    unknown = [name for name in methods if isinstance(name, str) and name not in METHODS]
+    if unknown:
+        raise UnknownMethod(
+            f"icmixup has no method {' or '.join(unknown)}; runs of methods of your own can be used by "
+            "icmixup.lab.compare only, which was given them"
+        )
 
 
 def read_run_names(path: Path) -> list[str]:

@@ -346,6 +346,15 @@ def test_runs_of_two_comparisons_are_named_by_what_differs(copied: Path, tmp_pat
     assert len(study.verdicts) == len(set(re.findall(r"epochs=\d", " ".join(study.verdicts)))) == 2
     assert found.text.count("icmixup compare digits") == 2
     assert found.data["shifted"] is None
+    assert "failed" not in found.text  # the second comparison has one seed only
+
+
+def test_class_sizes_are_not_shown_for_runs_with_other_training_images(copied: Path, tmp_path: Path):
+    args = ["train", "digits", *TINY, "--method", "mixup", "--device", "cpu", "--out", str(copied.parent)]
+    assert main([*args, "--imbalance", "1"]) == 0
+    found, _ = make_page(copied.parent, out=tmp_path / "report.html")
+    assert found.data["classes"]["train"] is None
+    assert "digits-20each, digits-20each-lt0.1" in found.text
 
 
 def test_folds_are_shown_as_one_run_of_each_seed(tmp_path: Path):
@@ -371,8 +380,19 @@ def test_runs_of_single_folds_count_only_in_their_pooled_row(tmp_path: Path):
         _, study = make_page(*paths, out=tmp_path / "all" / "report.html")
         assert {key: row["accuracy"] for key, row in study.rows.items()} == accuracies
         assert not study.notes
+        assert "one of 2 folds" in study.footnote
     with pytest.raises(ValueError, match="is one of 2 folds, which count together"):
         collect_runs(sorted(tmp_path.glob("*-fold1of2.*")))
+
+
+def test_class_sizes_of_folds_are_those_that_a_fold_trains_on(tmp_path: Path):
+    args = ["compare", "digits", *TINY, "--epochs", "1", "--methods", "erm", "--seeds", "1", "--folds", "2"]
+    assert main([*args, "--device", "cpu", "--out", str(tmp_path / "runs"), "--name", "folds"]) == 0
+    with_sizes = Page(tmp_path / "runs" / "folds" / "report.html")
+    shutil.rmtree(tmp_path / "runs" / "folds")  # it has the sizes; without it they are those of the images
+    found, _ = make_page(tmp_path / "runs", out=tmp_path / "report.html")
+    assert found.data["classes"]["train"] == with_sizes.data["classes"]["train"]
+    assert sum(found.data["classes"]["train"]) < 10 * 20
 
 
 def test_runs_on_images_that_have_changed_since_are_left_out(tmp_path: Path):
@@ -495,6 +515,19 @@ def test_evaluations_of_shifted_data_are_averaged_over_corruptions_and_runs(copi
     assert shifted["outside"]["cats"][names.index("mixup")]["auroc"] == 70.5
 
 
+def test_runs_evaluated_on_other_images_of_one_name_are_not_compared(copied: Path, tmp_path: Path):
+    runs = [next(copied.parent.glob(f"*.{method}.s0.*")) for method in ("erm", "mixup")]
+    for fingerprints, shown in ((("a", "b"), []), (("a", "a"), ["photos"])):
+        for folder, fingerprint in zip(runs, fingerprints, strict=True):
+            other = {"auroc": 60.0, "fpr95": 90.0, "images": 9, "skipped": 0, "fingerprint": fingerprint}
+            empty = {"format": 1, "identity": {}, "clean": {}, "corruptions": {}}
+            (folder / "evaluation.json").write_text(json.dumps(empty | {"ood": {"photos": other}}))
+        found, _ = make_page(copied, out=tmp_path / "report.html")
+        assert list(found.data["shifted"]["outside"]) == shown
+        notes = " ".join(found.data["shifted"]["notes"])
+        assert ("different images in the folder photos" in notes) == (not shown)
+
+
 def test_an_evaluation_of_other_weights_is_not_shown(copied: Path, tmp_path: Path):
     folder = next(copied.parent.glob("*.mixup.s0.*"))
     stored = {
@@ -534,6 +567,11 @@ def test_the_command_to_repeat_has_the_same_recipe(recipe: Recipe):
     assert dataclasses.replace(flags.shared_recipe(), method=recipe.method, seed=recipe.seed) == recipe
     assert flags.named_methods() == ("erm", "mixup")
     assert list(flags.seed_range()) == [3, 4]
+
+
+def test_the_command_to_repeat_does_not_take_a_folder_for_a_flag():
+    recipe = dataclasses.replace(QUICK, dataset="-photos")
+    assert "compare ./-photos --methods" in repeat_command(recipe, ["erm"], range(1), "erm")
 
 
 def test_the_page_is_rewritten_after_every_run_and_opened_once(
@@ -604,6 +642,21 @@ def test_the_page_of_runs_in_progress_says_how_far_they_are(trained: Path, tmp_p
     assert "So far: " in found.text
     assert found.data["reload"] > 0
     assert path.name == live.REPORT_FILE
+
+
+def test_runs_that_are_still_to_be_trained_have_not_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pages: list[Page] = []
+    write = live.LiveReport.write
+
+    def keep(report: live.LiveReport, display: Any) -> None:
+        write(report, display)
+        pages.append(Page(report.path))
+
+    monkeypatch.setattr(live.LiveReport, "write", keep)
+    args = ["compare", "digits", *TINY, "--epochs", "1", "--methods", "erm", "mixup", "--seeds", "2"]
+    assert main([*args, "--device", "cpu", "--workers", "1", "--out", str(tmp_path)]) == 0
+    assert len(pages) == 4
+    assert not any("failed" in page.text for page in pages)
 
 
 @pytest.mark.parametrize("flag", ["--to", "--out"])

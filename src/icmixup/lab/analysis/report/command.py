@@ -28,7 +28,8 @@ def repeat_command(
         measure: what methods are compared in.
     """
     name = min(RECIPES, key=lambda known: len(changed_fields(recipe, RECIPES[known])))
-    words = ["icmixup", "compare", recipe.dataset, "--methods", *methods]
+    data = f"./{recipe.dataset}" if recipe.dataset.startswith("-") else recipe.dataset  # not a flag
+    words = ["icmixup", "compare", data, "--methods", *methods]
     words += ["--seeds", "auto", "--max-seeds"] if adaptive else ["--seeds"]
     words.append(str(len(seeds)))
     words += ["--seed", str(min(seeds))] if min(seeds) else []

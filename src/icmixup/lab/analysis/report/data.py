@@ -20,7 +20,7 @@ from icmixup.lab.analysis.report.shifted import Shift, shifted_data
 from icmixup.lab.analysis.report.study import Key, Study, settings_of
 from icmixup.lab.analysis.report.summaries import COVERAGES, Bins, Mistake, Summary
 from icmixup.lab.comparison.classes import confused_rows
-from icmixup.lab.comparison.overview import Overview
+from icmixup.lab.comparison.overview import IN_PYTHON, Overview
 from icmixup.lab.comparison.statistics import (
     Difference,
     decide,
@@ -447,17 +447,16 @@ def facts(study: Study, parts: Parts) -> list[tuple[str, str]]:
     stored = read_overview(study.overview)
     if stored is not None:
         return [line for line in stored.lines() if line[0] != "time"] + [("device", devices(study))]
-    recipe = first_run(study).recipe
     seeds = len(study.seeds)
     classes = class_names(study, parts.summaries)
     tested = next((len(summary.labels) for summary in parts.summaries.values()), None)
     images = {row["train_images"] for row in study.rows.values() if row.get("train_images")}
     trained = " or ".join(f"{number:,}" for number in sorted(images)) or "unknown"
     return [
-        ("data", recipe.data_title),
+        ("data", data_titles(study)),
         ("images", f"{trained} for training" + (f", {tested:,} for testing" if tested else "")),
         ("classes", str(len(classes))),
-        ("model", ", ".join(sorted({run.recipe.model for run in study.runs.values()}))),
+        ("model", models(study)),
         ("training", " or ".join(sorted({f"{run.recipe.epochs} epochs" for run in study.runs.values()}))),
         (
             "methods",
@@ -465,6 +464,15 @@ def facts(study: Study, parts: Parts) -> list[tuple[str, str]]:
         ),
         ("device", devices(study)),
     ]
+
+
+def data_titles(study: Study) -> str:
+    """The training images of all runs; several with other subsets."""
+    return ", ".join(sorted({run.recipe.data_title for run in study.runs.values()}))
+
+
+def models(study: Study) -> str:
+    return ", ".join(sorted({run.recipe.model for run in study.runs.values()}))
 
 
 def devices(study: Study) -> str:
@@ -503,8 +511,10 @@ def warnings_of(study: Study, parts: Parts) -> list[str]:
 
 
 def commands(study: Study) -> list[str]:
-    """The commands that repeat the comparison, one for each recipe."""
+    """The commands that repeat the comparison, one for each recipe; none for one that was made in Python."""
     if (stored := read_overview(study.overview)) is not None:
+        if stored.recipe == IN_PYTHON:
+            return []
         recipe = first_run(study).recipe if study.comparison is None else study.comparison.recipe
         tuning = stored.tuning.split() if stored.tuning else []
         return [

@@ -25,14 +25,14 @@ from icmixup.lab.analysis.report.study import (
 from icmixup.lab.analysis.report.summaries import Summary, images_digest, summarise_predictions
 from icmixup.lab.analysis.runs import load_model
 from icmixup.lab.comparison.compare import Comparison
-from icmixup.lab.datasets import Split
+from icmixup.lab.datasets import DataSpec, Split
 from icmixup.lab.training.data import LoadData, load_recipe_data, remember_data
 from icmixup.lab.training.evaluate import split_scores
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.predictions import Predictions, make_predictions, read_predictions
 from icmixup.lab.training.ranks import pick_device
-from icmixup.lab.training.run_folder import Run
+from icmixup.lab.training.run_folder import Row, Run
 from icmixup.lab.training.trained import load_run_data
 
 REPORT_FILE = "report.html"
@@ -56,7 +56,9 @@ def report_runs(paths: Sequence[Path], out: Path | None, options: Options) -> tu
         out: by default report.html in the folder of the comparison, or here if several paths are given.
     """
     collected = collect_runs(paths)
-    load = remember_data(Execution(out=Path(), data_dir=options.data_dir))
+    # Beside the runs are the features of heads, which would otherwise be computed again, and stored here.
+    beside = collected.runs[0].folder.parent
+    load = remember_data(Execution(out=beside, data_dir=options.data_dir, device=options.device))
     device = pick_device(options.device)
     summaries: Summaries = {}
     reasons = []
@@ -154,11 +156,29 @@ def class_counts(study: Study, load: LoadData) -> tuple[Sequence[int], str]:
     stored = study.overview.get("class_counts")
     if isinstance(stored, list | tuple) and stored:
         return [int(count) for count in stored], ""
+    if len({training_subset(run) for run in study.runs.values()}) > 1:
+        return (), ""  # those of one would stand beside the accuracies of others
+    key, run = next(iter(study.runs.items()))
     try:
-        run = next(iter(study.runs.values()))
-        return load_run_data(run, load).class_counts.tolist(), ""
+        return load_run_data(first_fold_of(run, study.rows[key]), load).class_counts.tolist(), ""
     except (ValueError, OSError, ModuleNotFoundError) as error:
         return (), str(error)
+
+
+def training_subset(run: Run) -> DataSpec:
+    """Which training images a run has, wherever they are and at whatever size; folds have equally many."""
+    return dataclasses.replace(run.recipe.data, dataset="", image_size=None, fold_seed=0)
+
+
+def first_fold_of(run: Run, row: Row) -> Run:
+    """The run that was trained: of pooled folds the first, since a fold alone has their training images."""
+    if "fold_folders" not in row:
+        return run
+    folder = run.folder.parent / row["fold_folders"][0]
+    found = open_run_folder(folder)
+    if found is None:
+        raise ValueError(f"{folder} is missing")
+    return found
 
 
 def mistake_thumbnails(
@@ -193,9 +213,8 @@ def shown_images(study: Study, load: LoadData, data_dir: Path) -> Split:
     run = next(iter(study.runs.values()))
     if run.recipe.dataset.endswith(".npz"):
         raise ValueError(f"{run.recipe.dataset} holds features, not images")
-    if run.recipe.train == "head":
-        return load_recipe_data(run.recipe, data_dir).test
-    return load_run_data(run, load).test
+    trained_on = load_run_data(run, load)
+    return load_recipe_data(run.recipe, data_dir).test if run.recipe.train == "head" else trained_on.test
 
 
 def shown_rows(study: Study, summaries: Mapping[Key, Summary], images: str) -> Iterable[int]:

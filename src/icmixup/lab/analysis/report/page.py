@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from icmixup.lab.analysis.report.data import (
     Parts,
     commands,
+    data_titles,
     facts,
-    first_run,
+    models,
     report_data,
     result_table,
     warnings_of,
@@ -37,13 +38,12 @@ def render_page(study: Study, parts: Parts) -> str:
     """The page as HTML. Jinja2 escapes every name; the scripts only set text, never markup."""
     from markupsafe import Markup
 
-    recipe = first_run(study).recipe
     data = report_data(study, parts) | {"reload": RELOAD_SECONDS if parts.progress else 0}
     return (
         make_environment()
         .get_template("page.html.j2")
         .render(
-            title=f"{recipe.data_title}, {recipe.model}",
+            title=f"{data_titles(study)}, {models(study)}",
             verdicts=[headline(f"so far: {text}" if parts.progress else text) for text in study.verdicts],
             footnote=study.footnote,
             table=result_table(study),

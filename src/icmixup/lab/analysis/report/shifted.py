@@ -45,11 +45,17 @@ def shifted_data(study: Study) -> Shift | None:
     shared = [set(one["corruptions"]) for one in everything if one["corruptions"]]
     corruptions = tuple(sorted(set.intersection(*shared))) if shared else ()
     curves = {name: [accuracy_by_strength(one, corruptions) for one in own] for name, own in found.items()}
-    folders = dict.fromkeys(folder for one in everything for folder in one["ood"])
+    folders = list(dict.fromkeys(folder for one in everything for folder in one["ood"]))
+    changed = [folder for folder in folders if len(fingerprints(everything, folder)) > 1]
+    notes += [
+        f"runs were evaluated on different images in the folder {folder}, which cannot be compared; run "
+        "icmixup evaluate again for all of them"
+        for folder in changed
+    ]
     return Shift(
         corruptions,
         {name: mean_columns(each) for name, each in curves.items()} if corruptions else {},
-        {folder: outside_by_variant(found, folder) for folder in folders},
+        {folder: outside_by_variant(found, folder) for folder in folders if folder not in changed},
         tuple(notes),
     )
 
@@ -84,6 +90,11 @@ def mean_columns(curves: list[list[float | None]]) -> list[float | None]:
 def mean_if_known(values: Sequence[object]) -> float | None:
     known = [float(value) for value in values if isinstance(value, int | float)]
     return fmean(known) if known and len(known) == len(values) else None
+
+
+def fingerprints(everything: Sequence[Stored], folder: str) -> set[object]:
+    """Those of the images that a folder had when runs were evaluated on it."""
+    return {one["ood"][folder].get("fingerprint") for one in everything if folder in one["ood"]}
 
 
 def outside_by_variant(found: Mapping[str, list[Stored]], folder: str) -> dict[str, dict[str, float]]:

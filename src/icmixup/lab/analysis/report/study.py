@@ -26,7 +26,13 @@ from icmixup.lab.comparison.statistics import Answers, Look, Standing, rank_meth
 from icmixup.lab.comparison.verdict import footnote
 from icmixup.lab.training.recipe import Recipe, read_recipe
 from icmixup.lab.training.run_folder import TRIALS_FOLDER, Row, Run, read_identity
-from icmixup.lab.training.stored import FOLDS_FILE, read_json, read_recipe_file
+from icmixup.lab.training.stored import (
+    FOLDS_FILE,
+    UnknownMethod,
+    check_methods_known,
+    read_json,
+    read_recipe_file,
+)
 from icmixup.lab.training.trained import describe_folder
 
 REMEDY = "pass folders of finished runs or of comparisons, for example runs/*"
@@ -268,7 +274,10 @@ def study_runs(collected: Collected, summaries_of: Mapping[Path, Summary]) -> St
 
 def load_comparison(path: Path) -> Comparison:
     try:
+        check_methods_known(*read_json(path)["methods"])
         return read_comparison(path)
+    except UnknownMethod as error:
+        raise ValueError(f"{path} cannot be used: {error}") from error
     except (KeyError, TypeError, ValueError, json.JSONDecodeError) as error:
         raise ValueError(
             f"{path} is damaged ({error!r:.80}); run the command that made it again, or pass the folders of "
@@ -319,9 +328,15 @@ def study_variants(collected: Collected, summaries_of: Mapping[Path, Summary]) -
         standings=standings,
         looks=looks,
         verdicts=verdict_by_recipe(runs, seeds, summaries),
-        footnote=footnote(standings, baseline, looks, reason),
+        footnote=footnote(standings, baseline, looks, reason, common_folds(recipes)),
         notes=collected.notes,
     )
+
+
+def common_folds(recipes: Sequence[Recipe]) -> int | None:
+    """The number of folds of all runs; None if some have none or another number."""
+    found = {recipe.folds for recipe in recipes}
+    return found.pop() if len(found) == 1 else None
 
 
 def verdict_by_recipe(

@@ -54,7 +54,7 @@ function drawSizes() {
   const { train, accuracy } = data.classes;
   const box = at("sizes");
   const lead = at("classes-lead");
-  if (!train) { lead.textContent = "The number of training images of each class is not known, so accuracies are listed by class only."; box.replaceChildren(); return; }
+  if (!train) { lead.textContent = "The number of training images of each class is not known, or not the same in all runs, so accuracies are listed by class only."; box.replaceChildren(); return; }
   const sizes = train.filter((count) => count > 0);
   const [low, high] = extent(sizes);
   if (high < 2 * low) { lead.textContent = `All classes have about the same number of training images (${low === high ? low : `${low} to ${high}`}): differences between classes are not a matter of their size.`; box.replaceChildren(); return; }
