@@ -492,7 +492,7 @@ METHODS = [
     ),
     ("weights without the pair axis pass", '"weigh": "pair" in self.axes,', '"weigh": True,'),
     ("virtual pairs without pairs pass", ' and "pairs" in self.negatives', ""),
-    ("every setting applies", "if self.uses(k, v)}", "}"),
+    ("every setting applies", " if self.uses(name, value)}", "}"),
     ("focal: gamma 1", "focal_gamma=2.0)", "focal_gamma=1.0)"),
     (
         "LDAM: margin 0.5 of scores that are not scaled",
