@@ -106,9 +106,11 @@ def test_data_that_cannot_answer_is_warned_about() -> None:
         ({"optimizer": "adamw", "nesterov": False}, "--nesterov has no effect with --optimizer adamw"),
         ({"optimizer": "adamw"}, None),  # the recipe's own momentum was not asked for
         ({"schedule": "step", "lr_factor": 0.5, "momentum": 0.5}, None),
+        ({"mix_off_epoch": 60}, "--mix-off-epoch 60 has no effect on 60 epochs"),
+        ({"mix_off_epoch": 59}, None),
     ],
 )
-def test_settings_of_another_schedule_or_optimizer_are_warned_about(
+def test_settings_of_another_schedule_or_optimizer_or_after_the_end_are_warned_about(
     changes: dict[str, Any], warning: str | None
 ) -> None:
     found = find_unused(dataclasses.replace(QUICK, **changes), ["mixup"], "quick")

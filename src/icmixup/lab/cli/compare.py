@@ -482,7 +482,7 @@ def fit_plan(plan: ComparisonPlan, flags: CompareFlags, recipe_name: str, starte
         make_filler,
         parse_budget,
     )
-    from icmixup.lab.training.recipe import fewest_epochs, shorten
+    from icmixup.lab.training.recipe import fewest_epochs, change_epochs
 
     assert flags.budget is not None
     auto = flags.seeds == "auto"
@@ -508,7 +508,7 @@ def fit_plan(plan: ComparisonPlan, flags: CompareFlags, recipe_name: str, starte
     else:
         plan = plan._replace(filler=make_filler(question, fitted, seconds, execution, seconds - left))
     return plan._replace(
-        recipe=shorten(plan.recipe, fitted.epochs),
+        recipe=change_epochs(plan.recipe, fitted.epochs),
         execution=dataclasses.replace(plan.execution, workers=fitted.workers),
         concurrent=fitted.workers,
         budget=dropped,

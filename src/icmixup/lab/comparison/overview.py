@@ -242,6 +242,8 @@ def find_unused(recipe: Recipe, methods: Sequence[str], recipe_name: str) -> lis
         for field in changed(*settings)
         if not any(find_method(method).uses(settings[field]) for method in methods)
     ]
+    if recipe.mix_off_epoch is not None and recipe.mix_off_epoch >= recipe.epochs:
+        found.append(f"--mix-off-epoch {recipe.mix_off_epoch} has no effect on {recipe.epochs} epochs")
     if recipe.schedule == "cosine":
         found += [
             f"--{field.replace('_', '-')} has no effect with --schedule cosine; use --schedule step"
