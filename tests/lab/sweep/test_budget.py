@@ -50,8 +50,8 @@ from icmixup.lab.training.recipe import (
     QUICK,
     RECIPES,
     Recipe,
-    fewest_epochs,
     change_epochs,
+    fewest_epochs,
 )
 from icmixup.methods import METHODS
 

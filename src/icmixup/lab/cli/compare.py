@@ -482,7 +482,7 @@ def fit_plan(plan: ComparisonPlan, flags: CompareFlags, recipe_name: str, starte
         make_filler,
         parse_budget,
     )
-    from icmixup.lab.training.recipe import fewest_epochs, change_epochs
+    from icmixup.lab.training.recipe import change_epochs, fewest_epochs
 
     assert flags.budget is not None
     auto = flags.seeds == "auto"
