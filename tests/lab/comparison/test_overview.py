@@ -89,6 +89,19 @@ def test_a_cosine_classifier_is_named_and_has_no_biases() -> None:
     assert sizes[0] - sizes[1] == 10
 
 
+def test_small_test_classes_show_less_of_the_balanced_accuracy() -> None:
+    rare, even = made([0] * 90 + [1] * 10), made([0] * 18 + [1] * 18)
+    # The variance is (v / 90 + v / 10) / 4 = v / 36, that of two classes of 18 images.
+    of_rare, of_even = (
+        [find_warnings(QUICK, data, measure=measure)[0] for measure in ("accuracy", "balanced-accuracy")]
+        for data in (rare, even)
+    )
+    assert of_rare[0].startswith("100 test images can hardly show a difference below 6.2 points")
+    assert of_rare[1].startswith("100 test images can hardly show a difference below 10.3 points")
+    assert of_rare[1].endswith("10,671 could show 1 point")
+    assert of_even[0] == of_even[1] == of_rare[1].replace("100 ", "36 ").replace("10,671", "3,842")
+
+
 def test_data_that_cannot_answer_is_warned_about() -> None:
     recipe = dataclasses.replace(QUICK, epochs=20)  # 20 steps of 30 images
     few, steps, missing, _ = find_warnings(recipe, made([0, 0, 2] * 10))

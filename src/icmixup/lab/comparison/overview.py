@@ -194,11 +194,14 @@ def find_warnings(
     """
     tested = len(data.test) if tested is None else tested
     found = []
-    points = 196 * (DISAGREEMENT / tested) ** 0.5
+    sizes = torch.bincount(data.test.labels.cpu(), minlength=data.num_classes)
+    spread = spread_of_classes(sizes) if measure == "balanced-accuracy" else 1.0
+    points = 196 * (DISAGREEMENT * spread / tested) ** 0.5
     if points > RESOLVABLE_POINTS:
+        enough = round(DISAGREEMENT * spread * 196**2)
         found.append(
             f"{tested:,} test images can hardly show a difference below {points:.1f} points (if two "
-            f"methods disagree on one image in ten); {round(DISAGREEMENT * 196**2):,} could show 1 point"
+            f"methods disagree on one image in ten); {enough:,} could show 1 point"
         )
     steps = recipe.epochs * -(-images_per_epoch(recipe, len(data.train)) // recipe.batch_size)
     if steps < FEWEST_STEPS:
@@ -211,7 +214,6 @@ def find_warnings(
     if missing:
         names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         found.append(f"{len(missing)} of {data.num_classes} classes have no test images: {names}")
-    sizes = torch.bincount(data.test.labels.cpu(), minlength=data.num_classes)
     fewest, most = int(sizes[sizes > 0].min()), int(sizes.max())
     if most >= LONG_TAIL_RATIO * fewest and measure == "accuracy":
         found.append(
@@ -226,6 +228,18 @@ def find_warnings(
     if leak := describe_leak(data, folds=recipe.folds is not None):
         found.append(leak)
     return found
+
+
+def spread_of_classes(sizes: Tensor) -> float:
+    """How many times the variance of the accuracy that of the balanced accuracy is, if all images vary alike.
+
+    It is 1 for classes of one size: an image of a small class counts more than others.
+
+    Args:
+        sizes: (C,) test images of each class.
+    """
+    tested = sizes[sizes > 0].double()
+    return float(tested.sum() * (1 / tested).sum() / len(tested) ** 2)
 
 
 def find_unused(recipe: Recipe, methods: Sequence[str], recipe_name: str) -> list[str]:
