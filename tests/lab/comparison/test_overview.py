@@ -89,6 +89,14 @@ def test_a_cosine_classifier_is_named_and_has_no_biases() -> None:
     assert sizes[0] - sizes[1] == 10
 
 
+@pytest.mark.parametrize(("ema", "warned"), [(None, ""), (0.99, ""), (0.999, "55 %"), (0.9999, "94 %")])
+def test_an_average_that_has_initial_weights_is_warned_about(ema: float | None, warned: str) -> None:
+    recipe = dataclasses.replace(QUICK, epochs=300, batch_size=15, ema=ema)
+    found = [text for text in find_warnings(recipe, made([0, 1, 2] * 10)) if "--ema" in text]
+    assert len(found) == bool(warned)
+    assert all(f"--ema {ema} is too slow for a run of 600 steps: {warned} of" in text for text in found)
+
+
 def test_small_test_classes_show_less_of_the_balanced_accuracy() -> None:
     rare, even = made([0] * 90 + [1] * 10), made([0] * 18 + [1] * 18)
     # The variance is (v / 90 + v / 10) / 4 = v / 36, that of two classes of 18 images.

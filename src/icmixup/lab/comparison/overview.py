@@ -21,6 +21,7 @@ from icmixup.methods import find_method
 # moves their difference by 1.96 sqrt(0.1 / N), which is 2 points with 1,000 images.
 DISAGREEMENT = 0.1
 RESOLVABLE_POINTS = 2.0
+INITIAL_SHARE = 0.05  # of averaged weights, above which the initial ones show in the accuracy
 IN_PYTHON = "python"  # the name of the recipe of icmixup.lab.compare
 LONG_TAIL_RATIO = 2  # of the largest to the smallest class, from which on class sizes matter
 
@@ -203,13 +204,15 @@ def find_warnings(
             f"{tested:,} test images can hardly show a difference below {points:.1f} points (if two "
             f"methods disagree on one image in ten); {enough:,} could show 1 point"
         )
-    steps = recipe.epochs * -(-images_per_epoch(recipe, len(data.train)) // recipe.batch_size)
+    steps = count_steps(recipe, len(data.train))
     if steps < FEWEST_STEPS:
         found.append(
             f"{count(recipe.epochs, 'epoch')} of {len(data.train):,} images: {steps} steps of the "
             f"optimizer, fewer than {FEWEST_STEPS}: methods that learn slowly look worse than they are; use "
             "more --epochs"
         )
+    if average := describe_average(recipe, len(data.train)):
+        found.append(average)
     missing = untested_classes(data.test.labels, data.class_names)
     if missing:
         names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
@@ -228,6 +231,22 @@ def find_warnings(
     if leak := describe_leak(data, folds=recipe.folds is not None):
         found.append(leak)
     return found
+
+
+def count_steps(recipe: Recipe, num_images: int) -> int:
+    """Steps of the optimizer in a run."""
+    return recipe.epochs * -(-images_per_epoch(recipe, num_images) // recipe.batch_size)
+
+
+def describe_average(recipe: Recipe, num_images: int) -> str:
+    """A warning if the average of the weights, which is tested, still has some of the initial ones."""
+    steps = count_steps(recipe, num_images)
+    if recipe.ema is None or (initial := recipe.ema**steps) < INITIAL_SHARE:
+        return ""
+    return (
+        f"--ema {recipe.ema:g} is too slow for a run of {count(steps, 'step')}: {100 * initial:.0f} % of the "
+        "averaged weights, which are tested, are the initial ones; use a smaller decay"
+    )
 
 
 def spread_of_classes(sizes: Tensor) -> float:
