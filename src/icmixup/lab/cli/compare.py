@@ -571,11 +571,17 @@ def report(
 ) -> int:
     """Write the files of a comparison and print its table."""
     from icmixup.lab.comparison.classes import write_class_files
-    from icmixup.lab.comparison.compare import remove_outdated, replaces_other_runs, write_comparison
+    from icmixup.lab.comparison.compare import (
+        changes_verdict,
+        remove_outdated,
+        replaces_other_runs,
+        write_comparison,
+    )
     from icmixup.lab.comparison.figure import plot_comparison, write_png
     from icmixup.lab.comparison.table import print_comparison, stdout_console
 
     replaces = replaces_other_runs(comparison, folder)
+    outdates = replaces or changes_verdict(comparison, folder)
     paths = [*write_comparison(comparison, folder)]
     paths += [folder / "tuning.csv"] if comparison.tuned else []
     if comparison.rows:
@@ -584,8 +590,9 @@ def report(
     print_comparison(comparison, stdout_console())
     if live is not None and (page := live.finish(comparison)) is not None:
         paths.append(page)
-    if replaces:
+    if outdates:
         remove_outdated(folder, paths)
+    if replaces:
         print_note(f"{folder} had a comparison of other runs, which is replaced; the runs are kept")
     print_note(f"written to {folder}: " + ", ".join(path.name for path in paths))
     if not comparison.rows:

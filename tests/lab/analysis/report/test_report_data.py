@@ -151,6 +151,16 @@ def test_the_page_is_of_the_measure_that_methods_were_compared_in(copied: Path):
         assert [" balanced accuracy, " in verdict for verdict in study.verdicts] == [key != "accuracy"]
 
 
+def test_a_page_of_an_earlier_verdict_does_not_stay_beside_the_present_one(copied: Path):
+    args = ["compare", "digits", *TINY, "--methods", *METHODS, "--seeds", "2", "--device", "cpu"]
+    again = [*args, "--workers", "1", "--out", str(copied.parent), "--name", copied.name, "--no-report"]
+    assert main(again) == 0
+    assert (copied / "report.html").exists()  # the verdict is the same
+    assert main([*again, "--baseline", "erm"]) == 0
+    assert not (copied / "report.html").exists()
+    assert (copied / "comparison.png").exists()
+
+
 def test_other_baselines_agree_with_a_comparison_that_has_them(page: Page, trained: Path):
     stored = read_comparison(trained / "comparison.json")
     other = summarise(stored.recipe, stored.methods, stored.seeds, "erm", stored.rows, looks=stored.looks)
