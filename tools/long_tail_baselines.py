@@ -130,18 +130,24 @@ class Session:
             self.loaded[recipe.data] = training_data(recipe, self.execution)
         return dataclasses.replace(self.execution, dataset=self.loaded[recipe.data])
 
-    def has_row(self, recipe: Recipe) -> bool:
-        return (experiment(recipe), recipe.seed) in self.stored
+    def lengthened(self, recipe: Recipe) -> Recipe:
+        """What is trained, and has rows: a run that is too short for its min_steps has more epochs."""
+        data = self.on_data_of(recipe).dataset
+        assert data is not None
+        return lengthen(recipe, len(data.train))
+
+    def stored_row(self, recipe: Recipe) -> Row | None:
+        """The row of a run in the file."""
+        if not self.stored:
+            return None
+        return self.stored.get((experiment(self.lengthened(recipe)), recipe.seed))
 
     def train(self, recipes: Sequence[Recipe], keep: Collection[Recipe]) -> None:
         """Train runs on the same images; rows of those in `keep` are rows of the table."""
         if not recipes:
             return
         execution = self.on_data_of(recipes[0])
-        assert execution.dataset is not None
-        images = len(execution.dataset.train)
-        # Runs that are too short for their min_steps are lengthened, and their rows have another key.
-        by_key = {lengthen(recipe, images).key: recipe for recipe in recipes}
+        by_key = {self.lengthened(recipe).key: recipe for recipe in recipes}
 
         def on_row(row: Row) -> None:
             recipe = by_key[row["key"]]
@@ -158,7 +164,7 @@ class Session:
     def make(self, entry: Entry, recipe: Recipe) -> Row | None:
         """The row of a line for one seed; None if a run that it needs has not been trained."""
         if entry.after == "none":
-            return self.trained.get(recipe, self.stored.get((experiment(recipe), recipe.seed)))
+            return self.trained.get(recipe) or self.stored_row(recipe)
         if recipe not in self.trained:
             return None
         tau = entry.tau
@@ -193,7 +199,7 @@ def run_lines(
 ) -> dict[str, list[Row]]:
     """The rows of each line; the first seed of all lines is trained before the second of any."""
     lines = [(entry, trained_recipe(entry, base, seed)) for seed in seeds for entry in entries]
-    needed = {recipe for entry, recipe in lines if entry.after != "none" or not session.has_row(recipe)}
+    needed = {r for entry, r in lines if entry.after != "none" or session.stored_row(r) is None}
     whole = [recipe for recipe in dict.fromkeys(recipe for _, recipe in lines) if recipe in needed]
     held = list(dict.fromkeys(holding_out(recipe) for entry, recipe in lines if entry.chooses_tau))
     session.train(whole, {recipe for entry, recipe in lines if entry.after == "none"})
@@ -223,8 +229,9 @@ def print_table(rows: list[Row], names: Sequence[str], seeds: Sequence[int], out
     for name in names:
         own = [row for row in rows if row["method"] == name]
         few = [row["few"] for row in own if row["few"] is not None]
-        line = f"| {name} | {fmean(row['accuracy'] for row in own):.1f} | {fmean(few) if few else 0:.1f} | "
-        print(line + describe(samples, name) + " |")
+        of_few = f"{fmean(few):.1f}" if few else "-"
+        accuracy = fmean(row["accuracy"] for row in own)
+        print(f"| {name} | {accuracy:.1f} | {of_few} | {describe(samples, name)} |")
 
 
 def describe(samples: Any, name: str) -> str:
@@ -276,6 +283,8 @@ def main() -> None:
     if REFERENCE in whole:
         named = [row | {"method": name} for name, rows in whole.items() for row in rows]
         print_table(named, list(whole), seeds, args.out)
+    else:
+        print(f"no table, since {REFERENCE}, which differences are to, does not have all seeds; see --only")
 
 
 if __name__ == "__main__":

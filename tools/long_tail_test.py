@@ -27,7 +27,7 @@ from icmixup.lab.paper.results import append_rows, check_file, experiment, read_
 from icmixup.lab.sweep import run_recipes
 from icmixup.lab.sweep.budget import parse_budget
 from icmixup.lab.training.execution import Execution
-from icmixup.lab.training.recipe import LONG_TAIL, Precision, Recipe, shorten
+from icmixup.lab.training.recipe import LONG_TAIL, Precision, Recipe, change_epochs
 from icmixup.lab.training.run_folder import Row
 
 # Two pairs that differ in the loss of mixed images alone: soft targets with logit adjustment, or Infinite
@@ -58,7 +58,7 @@ def make_recipes(
 ) -> list[Recipe]:
     """One recipe for each network, method and seed."""
     base = dataclasses.replace(LONG_TAIL, imbalance=0.01, precision=precision, **RECIPES[recipe])
-    base = dataclasses.replace(shorten(base, epochs), eval_every=epochs)
+    base = dataclasses.replace(change_epochs(base, epochs), eval_every=epochs)
     return [
         dataclasses.replace(base, model=model, method=method, seed=seed)
         for seed in range(seeds)

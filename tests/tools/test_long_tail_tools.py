@@ -94,7 +94,9 @@ def test_runs_that_would_not_end_in_time_are_not_started_and_their_lines_are_nam
     ]
 
 
-def test_runs_that_are_lengthened_to_their_least_number_of_steps_have_rows(tmp_path: Path) -> None:
+def test_runs_that_are_lengthened_to_their_least_number_of_steps_have_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows, features = tmp_path / "rows.csv", tmp_path / "made.npz"
     labels = np.arange(300) % 3
     arrays = {"features": np.eye(3)[labels] + 0.1, "labels": labels}
@@ -102,12 +104,26 @@ def test_runs_that_are_lengthened_to_their_least_number_of_steps_have_rows(tmp_p
         features, **{f"{part}_{name}": array for part in ("train", "test") for name, array in arrays.items()}
     )
     data = ("--dataset", str(features), "--imbalance", "0.5", "--recipe", "head", "--device", "cpu")
-    run_baselines(
-        *data, "--seeds", "1", "--out", str(tmp_path / "runs"), "--rows", str(rows), "--only", "balanced"
-    )
+    flags = (*data, "--seeds", "1", "--rows", str(rows), "--only", "balanced")
+    run_baselines(*flags, "--out", str(tmp_path / "runs"))
     with rows.open(newline="") as file:
         found = list(csv.DictReader(file))
     assert [(row["method"], int(row["epochs"]) > HEAD.epochs) for row in found] == [("balanced", True)]
+    assert "trained" in capsys.readouterr().out
+    run_baselines(*flags, "--out", str(tmp_path / "other"))
+    assert "trained" not in capsys.readouterr().out
+
+
+def test_a_table_has_no_accuracy_of_small_classes_where_there_are_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ("--dataset", "digits", "--per-class", "30", "--imbalance", "0.9", "--recipe", "quick")
+    short = ("--epochs", "1", "--seeds", "1", "--device", "cpu", "--out", str(tmp_path / "runs"))
+    run_baselines(*data, *short, "--only", "balanced")
+    (line,) = [text for text in capsys.readouterr().out.splitlines() if text.startswith("| balanced |")]
+    assert line.split("|")[3] == " - "
+    run_baselines(*data, *short, "--only", "erm")
+    assert "no table, since balanced" in capsys.readouterr().out
 
 
 def test_lines_that_do_not_exist_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

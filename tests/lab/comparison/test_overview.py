@@ -89,6 +89,27 @@ def test_a_cosine_classifier_is_named_and_has_no_biases() -> None:
     assert sizes[0] - sizes[1] == 10
 
 
+@pytest.mark.parametrize(("ema", "warned"), [(None, ""), (0.99, ""), (0.999, "55 %"), (0.9999, "94 %")])
+def test_an_average_that_has_initial_weights_is_warned_about(ema: float | None, warned: str) -> None:
+    recipe = dataclasses.replace(QUICK, epochs=300, batch_size=15, ema=ema)
+    found = [text for text in find_warnings(recipe, made([0, 1, 2] * 10)) if "--ema" in text]
+    assert len(found) == bool(warned)
+    assert all(f"--ema {ema} is too slow for a run of 600 steps: {warned} of" in text for text in found)
+
+
+def test_small_test_classes_show_less_of_the_balanced_accuracy() -> None:
+    rare, even = made([0] * 90 + [1] * 10), made([0] * 18 + [1] * 18)
+    # The variance is (v / 90 + v / 10) / 4 = v / 36, that of two classes of 18 images.
+    of_rare, of_even = (
+        [find_warnings(QUICK, data, measure=measure)[0] for measure in ("accuracy", "balanced-accuracy")]
+        for data in (rare, even)
+    )
+    assert of_rare[0].startswith("100 test images can hardly show a difference below 6.2 points")
+    assert of_rare[1].startswith("100 test images can hardly show a difference below 10.3 points")
+    assert of_rare[1].endswith("10,671 could show 1 point")
+    assert of_even[0] == of_even[1] == of_rare[1].replace("100 ", "36 ").replace("10,671", "3,842")
+
+
 def test_data_that_cannot_answer_is_warned_about() -> None:
     recipe = dataclasses.replace(QUICK, epochs=20)  # 20 steps of 30 images
     few, steps, missing, _ = find_warnings(recipe, made([0, 0, 2] * 10))
@@ -106,9 +127,11 @@ def test_data_that_cannot_answer_is_warned_about() -> None:
         ({"optimizer": "adamw", "nesterov": False}, "--nesterov has no effect with --optimizer adamw"),
         ({"optimizer": "adamw"}, None),  # the recipe's own momentum was not asked for
         ({"schedule": "step", "lr_factor": 0.5, "momentum": 0.5}, None),
+        ({"mix_off_epoch": 60}, "--mix-off-epoch 60 has no effect on 60 epochs"),
+        ({"mix_off_epoch": 59}, None),
     ],
 )
-def test_settings_of_another_schedule_or_optimizer_are_warned_about(
+def test_settings_of_another_schedule_or_optimizer_or_after_the_end_are_warned_about(
     changes: dict[str, Any], warning: str | None
 ) -> None:
     found = find_unused(dataclasses.replace(QUICK, **changes), ["mixup"], "quick")

@@ -86,6 +86,14 @@ def test_the_same_row_is_not_added_twice_and_existing_bytes_do_not_change(tmp_pa
     assert path.read_bytes().startswith(before)
 
 
+def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
+    binary = tmp_path / "weights.npz"
+    binary.write_bytes(b"PK\x03\x04\x86")
+    for path in (binary, tmp_path):
+        with pytest.raises(ValueError, match=f"{path.name} is not a file of results"):
+            read_rows(path)
+
+
 def test_a_file_is_appended_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     path, other = tmp_path / "runs.csv", tmp_path / "other.csv"
     append_rows(path, [made_run(TENTH, 30.0)])

@@ -50,8 +50,8 @@ from icmixup.lab.training.recipe import (
     QUICK,
     RECIPES,
     Recipe,
+    change_epochs,
     fewest_epochs,
-    shorten,
 )
 from icmixup.methods import METHODS
 
@@ -279,15 +279,15 @@ def test_few_images_need_more_epochs_up_to_those_of_the_recipe(images: int, epoc
 
 def test_a_shorter_recipe_keeps_the_shape_of_its_schedule() -> None:
     recipe = Recipe(epochs=200, lr_drops=(50, 100, 150), warmup_epochs=10, mix_off_epoch=180)
-    short = shorten(recipe, 100)
+    short = change_epochs(recipe, 100)
     assert (short.epochs, short.lr_drops, short.warmup_epochs, short.mix_off_epoch) == (
         100,
         (25, 50, 75),
         5,
         90,
     )
-    assert shorten(recipe, 200) == recipe
-    assert shorten(Recipe(), 1).lr_drops is None
+    assert change_epochs(recipe, 200) == recipe
+    assert change_epochs(Recipe(), 1).lr_drops is None
 
 
 def test_methods_that_cost_the_same_are_measured_once() -> None:

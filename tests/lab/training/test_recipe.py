@@ -270,6 +270,17 @@ def test_finetune_trains_twenty_epochs_or_a_thousand_steps(images: int, epochs: 
     assert lengthen(longer, images) == longer
 
 
+def test_a_longer_recipe_keeps_the_shape_of_its_schedule() -> None:
+    recipe = dataclasses.replace(FINETUNE, lr_drops=(10,), warmup_epochs=2, mix_off_epoch=15)
+    longer = lengthen(recipe, 1280)  # ten steps an epoch
+    assert (longer.epochs, longer.lr_drops, longer.warmup_epochs, longer.mix_off_epoch) == (
+        100,
+        (50,),
+        10,
+        75,
+    )
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

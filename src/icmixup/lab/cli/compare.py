@@ -482,7 +482,7 @@ def fit_plan(plan: ComparisonPlan, flags: CompareFlags, recipe_name: str, starte
         make_filler,
         parse_budget,
     )
-    from icmixup.lab.training.recipe import fewest_epochs, shorten
+    from icmixup.lab.training.recipe import change_epochs, fewest_epochs
 
     assert flags.budget is not None
     auto = flags.seeds == "auto"
@@ -508,7 +508,7 @@ def fit_plan(plan: ComparisonPlan, flags: CompareFlags, recipe_name: str, starte
     else:
         plan = plan._replace(filler=make_filler(question, fitted, seconds, execution, seconds - left))
     return plan._replace(
-        recipe=shorten(plan.recipe, fitted.epochs),
+        recipe=change_epochs(plan.recipe, fitted.epochs),
         execution=dataclasses.replace(plan.execution, workers=fitted.workers),
         concurrent=fitted.workers,
         budget=dropped,
@@ -571,11 +571,17 @@ def report(
 ) -> int:
     """Write the files of a comparison and print its table."""
     from icmixup.lab.comparison.classes import write_class_files
-    from icmixup.lab.comparison.compare import remove_outdated, replaces_other_runs, write_comparison
+    from icmixup.lab.comparison.compare import (
+        changes_verdict,
+        remove_outdated,
+        replaces_other_runs,
+        write_comparison,
+    )
     from icmixup.lab.comparison.figure import plot_comparison, write_png
     from icmixup.lab.comparison.table import print_comparison, stdout_console
 
     replaces = replaces_other_runs(comparison, folder)
+    outdates = replaces or changes_verdict(comparison, folder)
     paths = [*write_comparison(comparison, folder)]
     paths += [folder / "tuning.csv"] if comparison.tuned else []
     if comparison.rows:
@@ -584,8 +590,9 @@ def report(
     print_comparison(comparison, stdout_console())
     if live is not None and (page := live.finish(comparison)) is not None:
         paths.append(page)
-    if replaces:
+    if outdates:
         remove_outdated(folder, paths)
+    if replaces:
         print_note(f"{folder} had a comparison of other runs, which is replaced; the runs are kept")
     print_note(f"written to {folder}: " + ", ".join(path.name for path in paths))
     if not comparison.rows:

@@ -17,6 +17,7 @@ from tyro import conf
 from icmixup.lab.cli.shared import Concurrency, Flag, Machine
 from icmixup.lab.cli.terminal import is_first_rank, print_note, stderr_console
 from icmixup.lab.training.execution import Execution
+from icmixup.lab.wording import count
 
 if TYPE_CHECKING:
     from icmixup.lab.paper.deadline import Deadline
@@ -98,7 +99,8 @@ def run_paper(flags: PaperFlags) -> int:
     if flags.append is not None:
         from icmixup.lab.paper.results import append_file
 
-        print_note(f"appended: {len(append_file(flags.results, flags.append))} rows of {flags.append}")
+        rows = append_file(flags.results, flags.append)
+        print_note(f"appended: {count(len(rows), 'row')} of {flags.append}")
     results = read_rows(flags.results)
     for damage in results.damaged:
         print_note(str(damage))

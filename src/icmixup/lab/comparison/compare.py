@@ -421,6 +421,15 @@ def replaces_other_runs(comparison: Comparison, folder: Path) -> bool:
         return True
 
 
+def changes_verdict(comparison: Comparison, folder: Path) -> bool:
+    """Whether the folder has another verdict, for example on the same runs in another --measure."""
+    try:
+        stored = json.loads((folder / "comparison.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return not isinstance(stored, dict) or stored.get("verdict") != comparison.verdict
+
+
 def remove_outdated(folder: Path, written: Sequence[Path]) -> None:
     """Delete the files of an earlier comparison in this folder that the present one did not write again."""
     for pattern in OPTIONAL_FILES:

@@ -21,6 +21,7 @@ from icmixup.methods import find_method
 # moves their difference by 1.96 sqrt(0.1 / N), which is 2 points with 1,000 images.
 DISAGREEMENT = 0.1
 RESOLVABLE_POINTS = 2.0
+INITIAL_SHARE = 0.05  # of averaged weights, above which the initial ones show in the accuracy
 IN_PYTHON = "python"  # the name of the recipe of icmixup.lab.compare
 LONG_TAIL_RATIO = 2  # of the largest to the smallest class, from which on class sizes matter
 
@@ -194,24 +195,28 @@ def find_warnings(
     """
     tested = len(data.test) if tested is None else tested
     found = []
-    points = 196 * (DISAGREEMENT / tested) ** 0.5
+    sizes = torch.bincount(data.test.labels.cpu(), minlength=data.num_classes)
+    spread = spread_of_classes(sizes) if measure == "balanced-accuracy" else 1.0
+    points = 196 * (DISAGREEMENT * spread / tested) ** 0.5
     if points > RESOLVABLE_POINTS:
+        enough = round(DISAGREEMENT * spread * 196**2)
         found.append(
             f"{tested:,} test images can hardly show a difference below {points:.1f} points (if two "
-            f"methods disagree on one image in ten); {round(DISAGREEMENT * 196**2):,} could show 1 point"
+            f"methods disagree on one image in ten); {enough:,} could show 1 point"
         )
-    steps = recipe.epochs * -(-images_per_epoch(recipe, len(data.train)) // recipe.batch_size)
+    steps = count_steps(recipe, len(data.train))
     if steps < FEWEST_STEPS:
         found.append(
             f"{count(recipe.epochs, 'epoch')} of {len(data.train):,} images: {steps} steps of the "
             f"optimizer, fewer than {FEWEST_STEPS}: methods that learn slowly look worse than they are; use "
             "more --epochs"
         )
+    if average := describe_average(recipe, len(data.train)):
+        found.append(average)
     missing = untested_classes(data.test.labels, data.class_names)
     if missing:
         names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         found.append(f"{len(missing)} of {data.num_classes} classes have no test images: {names}")
-    sizes = torch.bincount(data.test.labels.cpu(), minlength=data.num_classes)
     fewest, most = int(sizes[sizes > 0].min()), int(sizes.max())
     if most >= LONG_TAIL_RATIO * fewest and measure == "accuracy":
         found.append(
@@ -228,6 +233,34 @@ def find_warnings(
     return found
 
 
+def count_steps(recipe: Recipe, num_images: int) -> int:
+    """Steps of the optimizer in a run."""
+    return recipe.epochs * -(-images_per_epoch(recipe, num_images) // recipe.batch_size)
+
+
+def describe_average(recipe: Recipe, num_images: int) -> str:
+    """A warning if the average of the weights, which is tested, still has some of the initial ones."""
+    steps = count_steps(recipe, num_images)
+    if recipe.ema is None or (initial := recipe.ema**steps) < INITIAL_SHARE:
+        return ""
+    return (
+        f"--ema {recipe.ema:g} is too slow for a run of {count(steps, 'step')}: {100 * initial:.0f} % of the "
+        "averaged weights, which are tested, are the initial ones; use a smaller decay"
+    )
+
+
+def spread_of_classes(sizes: Tensor) -> float:
+    """How many times the variance of the accuracy that of the balanced accuracy is, if all images vary alike.
+
+    It is 1 for classes of one size: an image of a small class counts more than others.
+
+    Args:
+        sizes: (C,) test images of each class.
+    """
+    tested = sizes[sizes > 0].double()
+    return float(tested.sum() * (1 / tested).sum() / len(tested) ** 2)
+
+
 def find_unused(recipe: Recipe, methods: Sequence[str], recipe_name: str) -> list[str]:
     """Warnings about settings that none of the methods uses, unless they are those of the named recipe."""
     named = RECIPES.get(recipe_name, QUICK)  # a comparison in Python starts from quick
@@ -242,6 +275,8 @@ def find_unused(recipe: Recipe, methods: Sequence[str], recipe_name: str) -> lis
         for field in changed(*settings)
         if not any(find_method(method).uses(settings[field]) for method in methods)
     ]
+    if recipe.mix_off_epoch is not None and recipe.mix_off_epoch >= recipe.epochs:
+        found.append(f"--mix-off-epoch {recipe.mix_off_epoch} has no effect on {recipe.epochs} epochs")
     if recipe.schedule == "cosine":
         found += [
             f"--{field.replace('_', '-')} has no effect with --schedule cosine; use --schedule step"

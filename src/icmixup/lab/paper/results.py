@@ -92,8 +92,11 @@ def read_rows(path: Path) -> Results:
     """Read every row that can be parsed, and the reason for each that cannot; no rows if there is no file."""
     if not path.exists():
         return Results()
-    with path.open(newline="", encoding="utf-8") as file:
-        return parse_rows(file, path)
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return parse_rows(file, path)
+    except (UnicodeDecodeError, IsADirectoryError) as error:
+        raise ValueError(f"{path} is not a file of results: {error}") from error
 
 
 def parse_rows(lines: Iterable[str], path: Path) -> Results:

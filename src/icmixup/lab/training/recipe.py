@@ -239,7 +239,8 @@ class Optimisation:
     epochs: int = 200
     """Passes over the training images."""
     min_steps: int = 0
-    """Train for more epochs if --epochs has fewer steps than this; 0 if --epochs is given."""
+    """Train for more epochs if --epochs has fewer steps than this; 0 if --epochs is given. --lr-drops,
+    --warmup-epochs and --mix-off-epoch move along."""
     batch_size: int = 128
     """Images per step, over all ranks."""
     sampler: Sampler = "uniform"
@@ -553,15 +554,14 @@ def fit_batch_size(recipe: Recipe, num_images: int) -> Recipe:
 
 
 def lengthen(recipe: Recipe, num_images: int) -> Recipe:
-    """The recipe with enough epochs for its min_steps, which is then 0; lr_drops move along."""
+    """The recipe with enough epochs for its min_steps, which is then 0."""
     steps = math.ceil(images_per_epoch(recipe, num_images) / recipe.batch_size)
     epochs = max(recipe.epochs, math.ceil(recipe.min_steps / max(steps, 1)))
-    drops = recipe.lr_drops and tuple(drop * epochs // recipe.epochs for drop in recipe.lr_drops)
-    return dataclasses.replace(recipe, epochs=epochs, min_steps=0, lr_drops=drops)
+    return dataclasses.replace(change_epochs(recipe, epochs), min_steps=0)
 
 
-def shorten(recipe: Recipe, epochs: int) -> Recipe:
-    """The recipe with fewer epochs; learning rate drops, warm-up and the end of mixing move along."""
+def change_epochs(recipe: Recipe, epochs: int) -> Recipe:
+    """The recipe with more or fewer epochs; learning rate drops, warm-up and the end of mixing move along."""
 
     def scale(epoch: int) -> int:
         return epoch * epochs // recipe.epochs

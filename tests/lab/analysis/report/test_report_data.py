@@ -122,7 +122,7 @@ def test_differences_to_every_baseline_are_those_of_the_statistics(page: Page, t
             assert found[3] == expected.clear
 
 
-def test_the_page_starts_with_the_measure_that_methods_were_compared_in(copied: Path):
+def test_the_page_is_of_the_measure_that_methods_were_compared_in(copied: Path):
     args = ["compare", "digits", *TINY, "--methods", *METHODS, "--seeds", "2", "--device", "cpu"]
     measure = ["--measure", "balanced-accuracy"]
     assert main([*args, *measure, "--workers", "1", "--out", str(copied.parent), "--name", "balanced"]) == 0
@@ -137,6 +137,28 @@ def test_the_page_starts_with_the_measure_that_methods_were_compared_in(copied: 
     assert found[:3] == pytest.approx([expected.mean, expected.low, expected.high], abs=1e-5)
     assert "balanced accuracy" in page.rows[0][1]
     assert "--measure balanced-accuracy" in page.text
+    shutil.copytree(folder, folder.with_name("another"))
+    shutil.rmtree(
+        copied.parent / comparison.rows[-1]["folder"]
+    )  # without it, its runs are runs like any other
+    for folders, key in (
+        ([folder], "balanced_accuracy"),
+        ([folder, folder.with_name("another")], "balanced_accuracy"),
+        ([folder, copied], "accuracy"),
+    ):
+        found, study = report_runs(folders, folder / "several.html", Options(Path("data"), "cpu"))
+        assert Page(found).data["measures"][0]["key"] == key
+        assert [" balanced accuracy, " in verdict for verdict in study.verdicts] == [key != "accuracy"]
+
+
+def test_a_page_of_an_earlier_verdict_does_not_stay_beside_the_present_one(copied: Path):
+    args = ["compare", "digits", *TINY, "--methods", *METHODS, "--seeds", "2", "--device", "cpu"]
+    again = [*args, "--workers", "1", "--out", str(copied.parent), "--name", copied.name, "--no-report"]
+    assert main(again) == 0
+    assert (copied / "report.html").exists()  # the verdict is the same
+    assert main([*again, "--baseline", "erm"]) == 0
+    assert not (copied / "report.html").exists()
+    assert (copied / "comparison.png").exists()
 
 
 def test_other_baselines_agree_with_a_comparison_that_has_them(page: Page, trained: Path):

@@ -307,6 +307,7 @@ def study_comparison(comparison: Comparison, runs: Mapping[Key, Run], notes: Seq
 def study_variants(collected: Collected, summaries_of: Mapping[Path, Summary]) -> Study:
     """The study of any runs: those of several comparisons, or run folders."""
     dataset = collected.runs[0].recipe.dataset
+    measure = common_measure(collected.comparisons)
     # The same images may have been at another path.
     recipes = [replace(run.recipe, dataset=dataset) for run in collected.runs]
     names = line_names(recipes)
@@ -316,7 +317,7 @@ def study_variants(collected: Collected, summaries_of: Mapping[Path, Summary]) -
     seeds = tuple(sorted({seed for _, seed in runs}))
     summaries = {key: summaries_of[run.folder] for key, run in runs.items() if run.folder in summaries_of}
     answers, reason = summarised_answers(summaries, list(runs))
-    looks = (take_look(list(rows.values()), list(variants), seeds, answers),)
+    looks = (take_look(list(rows.values()), list(variants), seeds, answers, measure=measure),)
     baseline = pick_baseline(list(variants))
     standings = rank_methods(list(rows.values()), list(variants), seeds, baseline, looks)
     return Study(
@@ -327,10 +328,16 @@ def study_variants(collected: Collected, summaries_of: Mapping[Path, Summary]) -
         rows=rows,
         standings=standings,
         looks=looks,
-        verdicts=verdict_by_recipe(runs, seeds, summaries),
+        verdicts=verdict_by_recipe(runs, seeds, summaries, measure),
         footnote=footnote(standings, baseline, looks, reason, common_folds(recipes)),
         notes=collected.notes,
     )
+
+
+def common_measure(comparisons: Sequence[Path]) -> str:
+    """What methods were compared in; the accuracy for runs alone, or where comparisons differ."""
+    found = {load_comparison(path / "comparison.json").measure for path in comparisons}
+    return found.pop() if len(found) == 1 else "accuracy"
 
 
 def common_folds(recipes: Sequence[Recipe]) -> int | None:
@@ -340,13 +347,15 @@ def common_folds(recipes: Sequence[Recipe]) -> int | None:
 
 
 def verdict_by_recipe(
-    runs: Mapping[Key, Run], seeds: Sequence[int], summaries: Mapping[Key, Summary]
+    runs: Mapping[Key, Run], seeds: Sequence[int], summaries: Mapping[Key, Summary], measure: str
 ) -> tuple[str, ...]:
     """A verdict for each group of runs that differ in method and seed alone."""
     groups: dict[str, list[Key]] = {}
     for key in runs:
         groups.setdefault(settings_of(key[0]), []).append(key)
-    verdicts = [verdict_of([runs[key] for key in keys], keys, seeds, summaries) for keys in groups.values()]
+    verdicts = [
+        verdict_of([runs[key] for key in keys], keys, seeds, summaries, measure) for keys in groups.values()
+    ]
     return tuple(
         f"{settings}: {verdict}" if settings else verdict
         for settings, verdict in zip(groups, verdicts, strict=True)
@@ -359,7 +368,11 @@ def settings_of(variant: str) -> str:
 
 
 def verdict_of(
-    runs: Sequence[Run], keys: Sequence[Key], seeds: Sequence[int], summaries: Mapping[Key, Summary]
+    runs: Sequence[Run],
+    keys: Sequence[Key],
+    seeds: Sequence[int],
+    summaries: Mapping[Key, Summary],
+    measure: str,
 ) -> str:
     rows = [read_row(run) or {} for run in runs]
     methods = list(dict.fromkeys(row["method"] for row in rows))
@@ -369,5 +382,5 @@ def verdict_of(
         answers = answers._replace(
             correct={(run.recipe.method, key[1]): answers.correct[key] for run, key in named}
         )
-    looks = [take_look(rows, methods, seeds, answers)]
+    looks = [take_look(rows, methods, seeds, answers, measure=measure)]
     return summarise(runs[0].recipe, methods, seeds, pick_baseline(methods), rows, looks=looks).verdict
