@@ -287,21 +287,18 @@ def find_unused(recipe: Recipe, methods: Sequence[str], recipe_name: str) -> lis
             f"--{field} has no effect with --optimizer adamw; use --optimizer sgd"
             for field in changed("momentum", "nesterov")
         ]
-    return [*found, *find_too_late(recipe, methods)]
+    return [*found, *find_never_deferred(recipe, methods)]
 
 
-def find_too_late(recipe: Recipe, methods: Sequence[str]) -> list[str]:
-    """Warnings about what would begin after the last epoch."""
-    last = recipe.epochs - 1  # epochs count from 0
-    late = [name for name in methods if find_method(name).defer > last / recipe.epochs]
-    found = [
+def find_never_deferred(recipe: Recipe, methods: Sequence[str]) -> list[str]:
+    """Warnings about methods whose class weights would begin after the last epoch."""
+    last = (recipe.epochs - 1) / recipe.epochs
+    return [
         f"{name} weighs classes from {100 * find_method(name).defer:.0f} % of training on, which none of its "
         f"{count(recipe.epochs, 'epoch')} begins at: it is trained without class weights; use more --epochs"
-        for name in late
+        for name in methods
+        if find_method(name).defer > last
     ]
-    if recipe.mix_off_epoch is not None and recipe.mix_off_epoch > last:
-        found.append(f"--mix-off-epoch {recipe.mix_off_epoch} is after the last of {recipe.epochs} epochs")
-    return found
 
 
 def similar_names(names: Sequence[str]) -> tuple[str, ...]:
