@@ -203,7 +203,8 @@ def load_run_data(run: Run, load: LoadData) -> Dataset:
         remedy = (
             "pass the folder that has it with --data-dir"
             if stored
-            else "run the command where that path exists, or make it a link to the images"
+            else "run the command where that path exists, or make it a link to the images; data that was "
+            "given in Python cannot be loaded by a command"
         )
         raise ValueError(
             f"{run.folder} was trained on {name}, which cannot be loaded: {error}; {remedy}"
