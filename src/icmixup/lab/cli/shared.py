@@ -74,7 +74,7 @@ class Concurrency:
     engine: Literal["local", "ray"] = "local"
     """Train on this machine, or on a Ray cluster."""
     address: str | None = None
-    """Address of the Ray cluster; auto for the one this machine belongs to."""
+    """Address of a Ray cluster; auto for the one this machine belongs to. By default one is started here."""
 
 
 @dataclass(frozen=True, kw_only=True)
