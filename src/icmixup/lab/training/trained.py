@@ -147,7 +147,7 @@ def load_run(run: Run, device: torch.device) -> Trained:
     if run.recipe.train == "head":
         raise ValueError(
             f"{run.folder} trained only a linear head on features, which cannot be used on images; "
-            "train with --train all"
+            "train on images, with --train all"
         )
     inputs, row = read_inputs(run.folder), run.result() or {}
     model = build_for(run.recipe.model, inputs, cosine=run.recipe.cosine)
