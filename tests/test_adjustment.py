@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from statistics import fmean
 
 import pytest
@@ -74,10 +75,23 @@ def test_a_search_finds_the_tau_of_all_candidates_with_fewer_evaluations() -> No
             tried.append(tau)
             return mean_class_nll(icm.adjust_scores(scores, counts, tau), labels)
 
-        found = search_tau(loss)
+        found = search_tau(loss, math.log(scores.shape[1]))
         evaluated.append(len(tried))
         assert found == pick_tau(loss)
     assert sum(number <= 12 for number in evaluated) >= 30  # the others have ties
+
+
+def test_where_scores_are_no_better_than_guessing_the_lowest_loss_is_found() -> None:
+    # Beyond small taus the adjustment is larger than the scores, and no temperature is better than guessing:
+    # the loss is that of guessing there, and does not fall towards its minimum.
+    counts = (100 * 0.05 ** (torch.arange(10) / 9)).long()
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        labels = torch.multinomial(counts.float(), 60, True, generator=generator)
+        scores = 0.03 * torch.randn(60, 10, generator=generator)
+        losses = {tau: mean_class_nll(icm.adjust_scores(scores, counts, tau), labels) for tau in TAUS}
+        found = icm.fit_adjustment(scores, labels, counts)
+        assert losses[found] == pytest.approx(min(losses.values()), abs=1e-9)
 
 
 def test_of_equally_good_taus_the_one_nearest_to_1_is_taken() -> None:

@@ -7,6 +7,7 @@ N images    C classes    n_c training images in class c
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
 from torch import Tensor
@@ -21,6 +22,7 @@ from icmixup._checks import (
 from icmixup.calibration import mean_class_nll
 
 TAUS = tuple(step / 20 for step in range(41))  # 0 to 2, candidates of fit_adjustment
+NO_BETTER = 1e-3  # nats below the loss of guessing
 
 
 def adjust_scores(scores: Tensor, class_counts: Tensor, tau: float = 1.0) -> Tensor:
@@ -68,21 +70,28 @@ def fit_adjustment(scores: Tensor, labels: Tensor, class_counts: Tensor) -> floa
     check_scored(scores, labels)
     check_tensor("class_counts", class_counts)
     scores, labels, class_counts = scores.detach().cpu().float(), labels.cpu(), class_counts.cpu()
-    return search_tau(lambda tau: mean_class_nll(adjust_scores(scores, class_counts, tau), labels))
+    return search_tau(
+        lambda tau: mean_class_nll(adjust_scores(scores, class_counts, tau), labels),
+        math.log(scores.shape[1]),
+    )
 
 
-def search_tau(loss_of: Callable[[float], float]) -> float:
+def search_tau(loss_of: Callable[[float], float], guessing: float) -> float:
     """As pick_tau, for a loss that falls up to some tau and rises behind it, with about a dozen evaluations.
 
     That of fit_adjustment does. It is the lowest of L(b, b tau) over b > 0, where L(b, c) is the loss of
     scores b S - c log(n / sum n). L is convex, so the points where it is at most some value are a convex set,
-    and their slopes c / b are an interval.
+    and their slopes c / b are an interval. But where scores are no better than guessing, b would be 0, and
+    the smallest b that fit_temperature allows decides on the loss: there, all taus are evaluated.
+
+    Args:
+        guessing: the loss at b = 0, log C.
     """
     loss = functools.cache(lambda step: round(loss_of(TAUS[step]), 9))
     low, high = 0, len(TAUS) - 1
     while low < high:
         middle = (low + high) // 2
-        if loss(middle) == loss(middle + 1):
+        if loss(middle) == loss(middle + 1) or max(loss(middle), loss(middle + 1)) > guessing - NO_BETTER:
             return pick_tau(lambda tau: loss(TAUS.index(tau)))
         low, high = (middle + 1, high) if loss(middle) > loss(middle + 1) else (low, middle)
     return TAUS[low]

@@ -267,7 +267,7 @@ def mixed_accuracy(scores: Tensor, targets: Tensor) -> Tensor:
     """Training accuracy under mixing: the share of the label that the class with the highest score has.
 
     For integer labels it is the mean of lam [top = y_a] + (1 - lam) [top = y_b]. The best possible value is
-    mean(max(lam, 1 - lam)), not 1.
+    the mean of each target's largest share, which is max(lam, 1 - lam) for two classes, not 1.
 
     Args:
         scores: (B, C).

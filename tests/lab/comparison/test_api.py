@@ -150,6 +150,34 @@ def test_names_given_in_python_are_unknown_afterwards(tmp_path: Path) -> None:
     assert methods == METHODS
 
 
+def test_commands_take_runs_of_data_given_in_python_as_the_page_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = {"train": (PIXELS, LABELS), "test": (PIXELS, LABELS)}
+    result = run(tmp_path, seeds=1, methods=["erm", "mixup"], model="small-cnn", **data)
+    folder = str(tmp_path / result.comparison.rows[0]["folder"])
+    Image.fromarray(PIXELS[0, 0]).save(tmp_path / "image.png")
+    for works in (
+        ("report", str(result.folder)),
+        ("predict", folder, str(tmp_path / "image.png")),
+        ("export", folder, "--to", str(tmp_path / "model.safetensors")),
+    ):
+        assert main([*works]) == 0
+    capsys.readouterr()
+    for fails in (
+        ("evaluate", folder),
+        ("analyse", folder),
+        ("retrain", folder, "--how", "adjust", "--tau", "1"),
+    ):
+        assert main([*fails, "--data-dir", str(tmp_path)]) == 2
+        assert "data that was given in Python cannot be loaded by a command" in capsys.readouterr().err
+    floats = (PIXELS / 255, LABELS)
+    result = run(tmp_path, seeds=1, methods=["erm"], model="small-cnn", train=floats, test=floats)
+    folder = str(tmp_path / result.comparison.rows[0]["folder"])
+    assert main(["export", folder]) == 2
+    assert "its inputs were not square uint8 images" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from icmixup.lab.datasets import DataSpec, load_dataset
+from icmixup.lab.datasets.inspect import describe_dataset
 
 
 def arrays(**changed: Any) -> dict[str, Any]:
@@ -55,6 +56,13 @@ def test_a_column_in_other_units_does_not_keep_the_others_from_being_standardise
     data = load_dataset(DataSpec(str(write(tmp_path / "made.npz", train_features=given))), tmp_path)
     spread = data.train.images.std(dim=0, correction=0)
     torch.testing.assert_close(spread, torch.ones_like(spread), rtol=1e-4, atol=0)
+
+
+def test_a_description_names_the_number_of_features_and_not_the_mean_of_each(tmp_path: Path) -> None:
+    path = write(tmp_path / "made.npz")
+    found = dict(describe_dataset(load_dataset(DataSpec(str(path)), tmp_path)))
+    assert found["features"] == "5"
+    assert "mean" not in found
 
 
 def test_names_of_classes_may_be_bytes(tmp_path: Path) -> None:

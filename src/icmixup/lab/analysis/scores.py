@@ -71,7 +71,8 @@ def analyse_runs(
     runs = [find_run(folder) for folder in expand_comparisons(folders)]
     if heads := [run.folder for run in runs if run.recipe.train == "head"]:
         raise ValueError(
-            f"{heads[0]} trained a head on features, and the analysis needs images; use --train all"
+            f"{heads[0]} trained a head on features, and the analysis needs images; train on images, "
+            "with --train all"
         )
     load = remember_data(Execution(out=Path(), data_dir=data_dir))
     rows: list[Row] = []

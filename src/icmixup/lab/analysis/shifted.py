@@ -178,7 +178,8 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
             found.setdefault(run.folder.resolve(), run)
     if heads := [run.folder for run in found.values() if run.recipe.train == "head"]:
         raise ValueError(
-            f"{heads[0]} trained a head on features, and only images can be corrupted; use --train all"
+            f"{heads[0]} trained a head on features, and only images can be corrupted; train on images, "
+            "with --train all"
         )
     check_no_repetition(list(found.values()))
     return list(found.values())

@@ -91,9 +91,9 @@ class CompareFlags(RecipeFlags):
     baseline: str | None = None
     """Baseline method; by default mixup, or the first method if mixup is not compared."""
     budget: str | None = None
-    """Time for all runs together, for example 90s, 5m or 1h30m. If they do not fit, seeds are dropped first,
-    then methods from the end of --methods, then epochs; a time in which nothing can be learned is refused.
-    With --seeds auto it also ends the adding of seeds."""
+    """Time for the whole command, for example 90s, 5m or 1h30m; unlimited by default. If the runs do not fit,
+    seeds are dropped first, then methods from the end of --methods, then epochs; a time in which nothing can
+    be learned is refused. With --seeds auto it also ends the adding of seeds."""
     folds: int | None = None
     """Cross-validation, for data too small for a test set: all images of DATA, training and test, in this
     many folds, each of which is tested by networks trained on the others. Takes as many times longer."""

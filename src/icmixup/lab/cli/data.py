@@ -34,7 +34,7 @@ class DataFlags:
     action: conf.Positional[Literal["list", "get", "check", "cache"]]
     """List all datasets, get one, check one, or show the cache of decoded photos."""
     name: conf.Positional[str | None] = None
-    """digits, cifar10, cifar100, cifair10, cifair100, a folder of images, or hf:owner/name."""
+    """digits, cifar10, cifar100, cifair10, cifair100, a folder of images, hf:owner/name, or features.npz."""
     data_dir: Path = field(default_factory=data_folder)
     """Folder of datasets, also for downloads; the environment variable ICMIXUP_DATA sets the default."""
     clear: Flag = False

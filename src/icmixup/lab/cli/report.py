@@ -34,7 +34,8 @@ class ReportFlags:
     paths: conf.Positional[tuple[Path, ...]]
     """Folders of finished runs or of comparisons, or folders that contain runs."""
     to: Annotated[Path | None, conf.arg(aliases=["--out"])] = None
-    """File to write; by default report.html in the folder of the comparison, or in this folder for runs."""
+    """File to write; by default report.html, in the folder of the comparison if one is passed, otherwise in
+    the current folder."""
     open: Flag = False
     """Open the page in a browser."""
     thumbnails: bool = True

@@ -70,11 +70,12 @@ class Concurrency:
     """How many runs at the same time, and on which machines."""
 
     workers: int | None = None
-    """Concurrent runs, for example 3 on a large GPU; by default one per GPU, or what the cores allow."""
+    """Concurrent runs, for example 3 on a large GPU; by default one per GPU, or what cores and memory allow.
+    With --engine ray, how many share a GPU, or the cores of a node without one."""
     engine: Literal["local", "ray"] = "local"
     """Train on this machine, or on a Ray cluster."""
     address: str | None = None
-    """Address of the Ray cluster; auto for the one this machine belongs to."""
+    """Address of a Ray cluster; auto for the one this machine belongs to. By default one is started here."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -126,15 +126,16 @@ def compare(
         name: of the data, in the names of folders.
         out: folder of all runs and comparisons.
         device: cpu, cuda or cuda:1; a GPU if there is one by default.
-        workers: concurrent runs. With more than one on CPUs, processes are started with spawn: data, model,
-            transforms and methods must be picklable and importable, so defined at the top level of a .py
-            file, and a script must call compare under `if __name__ == "__main__":`.
+        workers: concurrent runs. With more than one, on CPUs or several GPUs, processes are started with
+            spawn: data, model, transforms and methods must be picklable and importable, so defined at the top
+            level of a .py file, and a script must call compare under `if __name__ == "__main__":`.
         intervals: "both" covers new seeds and new test examples, "seeds" covers new seeds.
         measure: "accuracy", over test examples, or "balanced-accuracy", its average over classes: what
             differences, intervals and the best group are of. They differ if test classes differ in size.
         progress: show the progress on stderr.
-        settings: epochs, batch_size, lr, weight_decay and other settings of a training run, as the flags of
-            `icmixup compare`: 60 epochs with batches of 64 and a cosine schedule by default.
+        settings: epochs, batch_size, lr, weight_decay and other settings of optimisation, augmentation,
+            mixing and numerics, as the flags of `icmixup compare`: 60 epochs with batches of 64 and a cosine
+            schedule by default.
     """
     check_starting(workers)
     check_choice("intervals", intervals, INTERVALS)

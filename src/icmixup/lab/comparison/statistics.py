@@ -112,7 +112,7 @@ class Standing:
     metrics: Mapping[str, tuple[float | None, ...]]  # by seed: each of MEASURES, accuracy, balanced_accuracy
     difference: Difference | None = None  # to the baseline; None for the baseline itself
     to_best: Difference | None = None  # to the method with the highest accuracy; None for that one
-    in_best_group: bool = False  # not clearly behind any method
+    in_best_group: bool = False  # not clearly behind the leader
     stopped_after: int | None = None  # seeds after which it got no more, with --seeds auto
     failed: int = 0  # seeds whose run was started and has no result
     measure: str = "accuracy"  # one of COMPARED: what accuracies, mean and differences are of
@@ -153,7 +153,7 @@ class Look(NamedTuple):
 class Decision(NamedTuple):
     """Which methods may be the best, after one or several looks."""
 
-    group: tuple[str, ...]  # methods not clearly behind any other
+    group: tuple[str, ...]  # methods not clearly behind the leader
     stopped: dict[str, int]  # the others, and the seeds after which they were clearly behind
     p_corrected: dict[Pair, float]
     limited_by_images: bool  # more seeds would hardly narrow an interval

@@ -69,12 +69,13 @@ def describe_dataset(dataset: Dataset) -> list[tuple[str, str]]:
         ("train images", f"{len(dataset.train):,}"),
         ("test images", f"{len(dataset.test):,}"),
         ("classes", str(dataset.num_classes)),
-        ("image", shape),
+        ("features" if dataset.is_features else "image", shape),
         ("largest class", f"{dataset.class_names[largest]}, {int(counts[largest]):,} train images"),
         ("smallest class", f"{dataset.class_names[smallest]}, {int(counts[smallest]):,} train images"),
-        ("mean", " ".join(f"{value:.4f}" for value in dataset.mean)),
-        ("std", " ".join(f"{value:.4f}" for value in dataset.std)),
     ]
+    if not dataset.is_features:  # of which there are as many means as features
+        rows.append(("mean", " ".join(f"{value:.4f}" for value in dataset.mean)))
+        rows.append(("std", " ".join(f"{value:.4f}" for value in dataset.std)))
     if dataset.skipped:
         rows.append(("files skipped", f"{len(dataset.skipped)}, first {dataset.skipped[0]}"))
     return rows

@@ -183,7 +183,7 @@ def check_feature_methods(methods: tuple[str, ...]) -> None:
     if wrong:
         raise ValueError(
             f"{', '.join(wrong)}: methods that cut regions or mix hidden layers need images, but a head is "
-            "trained on features; leave them out, or use --train all"
+            "trained on features; leave them out, or train on images, with --train all"
         )
 
 

@@ -62,7 +62,7 @@ def read_inputs(folder: Path) -> InputFormat:
     if not path.exists():
         raise ValueError(
             f"{folder} has no {INPUTS_FILE}, and cannot be used on image files: its inputs were not square "
-            "images in grey or RGB, or test_transform prepared them, or it is of an earlier icmixup"
+            "uint8 images in grey or RGB, or test_transform prepared them, or it is of an earlier icmixup"
         )
     stored = {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(path.read_text()).items()}
     return InputFormat(**stored)  # type: ignore[arg-type]

@@ -181,7 +181,7 @@ class Subset:
     """Split of the DEIC benchmark on ciFAIR: train on 50 images of each class, from number 50 SPLIT on in the
     order of the files."""
     image_size: int | None = None
-    """Side of the square images; chosen automatically by default."""
+    """Side of the square images in pixels; by default chosen from the files and the device."""
     held_out: float = 0.0
     """Share of the chosen training images of each class that is not trained on: `icmixup retrain` chooses tau
     on them. Classes with one image keep it."""
@@ -244,8 +244,8 @@ class Optimisation:
     batch_size: int = 128
     """Images per step, over all ranks."""
     sampler: Sampler = "uniform"
-    """How images of an epoch are drawn: each one once; or with replacement, so that all classes are equally
-    frequent, or in proportion to the square root of their size."""
+    """How images of an epoch are drawn: uniform, each one once; or with replacement: class-balanced, so that
+    all classes are equally frequent, or square-root, in proportion to the square root of their size."""
     drop_last: bool = False
     """Skip the incomplete last batch of an epoch, whose few images distort BatchNorm just before
     evaluation."""
@@ -254,7 +254,8 @@ class Optimisation:
     lr: float = 0.1
     """Peak learning rate."""
     lr_batch: int | None = None
-    """Batch size that --lr is meant for: with another one it is scaled by the square root of the ratio."""
+    """Batch size that --lr is meant for: with another one it is scaled by the square root of the ratio; not
+    scaled by default."""
     layer_decay: float | None = None
     """Factor of the learning rate from each layer to the one below it, for timm models; 1 for none. The
     recipe finetune uses 0.75 for transformers."""
@@ -280,7 +281,8 @@ class Optimisation:
     clip_norm: float | None = None
     """Maximum norm of the gradient; not clipped by default."""
     ema: float | None = None
-    """Decay of a moving average of the weights, which is then evaluated: for example 0.999."""
+    """Decay per step of a moving average of the weights, which is then evaluated: for example 0.999; no
+    average by default."""
     cosine_classifier: bool = False
     """Classify by cosines of features and class weights, without biases; ldam and ldam-drw always do."""
 
@@ -342,7 +344,7 @@ class Mixing:
     mix_prob: float = 1.0
     """Probability that a batch is mixed."""
     mix_off_epoch: int | None = None
-    """Epoch from which nothing is mixed."""
+    """Epoch from which nothing is mixed, counted from 0; never by default."""
 
 
 @dataclass(frozen=True, kw_only=True)

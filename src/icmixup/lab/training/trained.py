@@ -147,7 +147,7 @@ def load_run(run: Run, device: torch.device) -> Trained:
     if run.recipe.train == "head":
         raise ValueError(
             f"{run.folder} trained only a linear head on features, which cannot be used on images; "
-            "train with --train all"
+            "train on images, with --train all"
         )
     inputs, row = read_inputs(run.folder), run.result() or {}
     model = build_for(run.recipe.model, inputs, cosine=run.recipe.cosine)
@@ -203,7 +203,8 @@ def load_run_data(run: Run, load: LoadData) -> Dataset:
         remedy = (
             "pass the folder that has it with --data-dir"
             if stored
-            else "run the command where that path exists, or make it a link to the images"
+            else "run the command where that path exists, or make it a link to the images; data that was "
+            "given in Python cannot be loaded by a command"
         )
         raise ValueError(
             f"{run.folder} was trained on {name}, which cannot be loaded: {error}; {remedy}"
