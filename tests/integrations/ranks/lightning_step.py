@@ -72,6 +72,7 @@ def main(mode: str, path: str) -> None:
         enable_model_summary=False,
     )
     trainer.fit(Step(mode, path), loader)
+    torch.distributed.destroy_process_group()  # a rank that ended with its threads running was aborted once
 
 
 if __name__ == "__main__":
