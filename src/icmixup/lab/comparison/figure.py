@@ -9,8 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from icmixup.lab.comparison.compare import Comparison
-from icmixup.lab.comparison.statistics import Standing, signed
-from icmixup.lab.comparison.verdict import measure_name
+from icmixup.lab.comparison.statistics import Standing, measure_name, signed
 from icmixup.lab.training.run_folder import write_atomically
 
 if TYPE_CHECKING:

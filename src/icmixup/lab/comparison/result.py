@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from icmixup.lab.comparison.compare import Comparison
-from icmixup.lab.comparison.statistics import Standing
+from icmixup.lab.comparison.statistics import Standing, measure_key
 from icmixup.lab.comparison.table import (
     FILE_WIDTH,
     accuracy_columns,
@@ -97,7 +97,7 @@ class ComparisonResult:
 
 def summary_row(comparison: Comparison, standing: Standing) -> dict[str, object]:
     """One method: what is compared, the difference to the baseline, tuned values, and all other metrics."""
-    difference, measure = standing.difference, comparison.measure.replace("-", "_")
+    difference, measure = standing.difference, measure_key(comparison.measure)
     return {
         "method": standing.method,
         measure: standing.mean,

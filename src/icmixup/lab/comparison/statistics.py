@@ -207,7 +207,7 @@ def take_look(
         answers: of every run; None where only accuracies are known, and then samples cover seeds alone.
         measure: one of COMPARED.
     """
-    values = {(row["method"], row["seed"]): compared_value(row, measure) for row in rows}
+    values = {(row["method"], row["seed"]): row_value(row, measure_key(measure)) for row in rows}
     accuracy = {run: value for run, value in values.items() if value is not None}
     finished = {method: [seed for seed in seeds if (method, seed) in accuracy] for method in methods}
     means = {m: fmean(accuracy[m, seed] for seed in done) for m, done in finished.items() if done}
@@ -229,11 +229,19 @@ def take_look(
     return Look(len(seeds), error, means, samples, measure)
 
 
-def compared_value(row: Mapping[str, Any], measure: str) -> float | None:
-    """The accuracy of a run in a measure of COMPARED; None if it has none."""
-    if measure == "balanced-accuracy":
-        return row_balanced_accuracy(row)
-    return None if row.get("accuracy") is None else float(row["accuracy"])
+def measure_key(measure: str) -> str:
+    """One of COMPARED as row_value and the metrics of a standing have it."""
+    return measure.replace("-", "_")
+
+
+def measure_name(measure: str) -> str:
+    """One of COMPARED in a sentence."""
+    return measure.replace("-", " ")
+
+
+def row_value(row: Mapping[str, Any], name: str) -> float | None:
+    """A column of a run's row, or balanced_accuracy, which has none of its own; None if it is not known."""
+    return row_balanced_accuracy(row) if name == "balanced_accuracy" else row.get(name)
 
 
 def decide(looks: Sequence[Look]) -> Decision:
@@ -316,9 +324,11 @@ def rank_methods(
         stopped = decision.stopped.get(method) if len(looks) > 1 else None
         return Standing(
             method,
-            tuple(compared_value(row, last.measure) for row in column),
-            {name: tuple(row.get(name) for row in column) for name in (*MEASURES, "accuracy")}
-            | {"balanced_accuracy": tuple(row_balanced_accuracy(row) for row in column)},
+            tuple(row_value(row, measure_key(last.measure)) for row in column),
+            {
+                name: tuple(row_value(row, name) for row in column)
+                for name in (*MEASURES, *map(measure_key, COMPARED))
+            },
             difference_between(last, decision, method, baseline),
             None if leader is None else difference_between(last, decision, method, leader),
             method in decision.group,

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from icmixup.lab.comparison.compare import Comparison
-from icmixup.lab.comparison.statistics import Standing, are_classes_uneven
+from icmixup.lab.comparison.statistics import Standing, are_classes_uneven, measure_key
 from icmixup.lab.sweep.progress import duration
 
 NO_VALUE = "-"
@@ -87,7 +87,7 @@ def accuracy_columns(comparison: Ranked) -> list[Column]:
     # A single group repeats the accuracy.
     shown = groups if len(groups) > 1 else []
     names = {"accuracy": "accuracy %", "balanced_accuracy": "balanced\naccuracy %"}
-    measure = comparison.standings[0].measure.replace("-", "_")
+    measure = measure_key(comparison.standings[0].measure)
     (other,) = set(names) - {measure}
     unmeasured = Column(names[other], lambda s: format_or_dash(s.average(other), ".1f"))
     return [

@@ -15,6 +15,7 @@ from icmixup.lab.comparison.statistics import (
     Standing,
     are_classes_uneven,
     decide,
+    measure_name,
     paired_difference,
     row_balanced_accuracy,
     signed,
@@ -142,11 +143,6 @@ def describe_best(scored: Sequence[Standing]) -> str:
     best = [s.method for s in scored if s.mean == scored[0].mean]
     subject = f"{best[0]} has" if len(best) == 1 else f"{join_names(best)} share"
     return f"{subject} the highest {measure_name(scored[0].measure)}, {scored[0].mean:.1f} %"
-
-
-def measure_name(measure: str) -> str:
-    """One of COMPARED in a sentence."""
-    return measure.replace("-", " ")
 
 
 def against(one: Standing, base: Standing, suffix: bool = True) -> str:

@@ -25,8 +25,9 @@ from icmixup.lab.comparison.statistics import (
     Difference,
     decide,
     difference_between,
+    measure_key,
     paired_difference,
-    row_balanced_accuracy,
+    row_value,
     without_none,
 )
 from icmixup.lab.comparison.table import accuracy_columns, calibration_columns, tuned_columns
@@ -150,14 +151,7 @@ def rows_of(study: Study, name: str) -> list[Row]:
 
 def compared_key(study: Study) -> str:
     """The key of the measure that methods are compared in."""
-    return study.looks[-1].measure.replace("-", "_")
-
-
-def row_value(row: Row, measure: str) -> float | None:
-    if measure == "balanced_accuracy":
-        return row_balanced_accuracy(row)
-    value = row.get(measure)
-    return None if value is None else float(value)
+    return measure_key(study.looks[-1].measure)
 
 
 def measured(study: Study, name: str, measure: str) -> tuple[float, ...]:
