@@ -1,12 +1,14 @@
 """Search the recipe `long-tail` on a validation part of CIFAR-100's training set.
 
     python tools/long_tail_recipe.py --data-dir data --out runs/recipe --rows results/long_tail_recipe.csv
+    python tools/long_tail_recipe.py --model resnet18 --methods ic-mixup-cutmix --epochs 200 \\
+        --stages larger-networks --rows results/long_tail_larger.csv
 
 The validation part is that of tools/long_tail_alpha.py: 50 images per class, and a long tail (imbalance 0.01)
 drawn from the other 450. The STAGES are searched in turn: each tries its settings with the best so far, for
 every method, and keeps those with the highest mean accuracy over methods and seeds. So no method is favoured
-by a recipe that was chosen for another. All candidates are written to --rows; the recipe that was found is
-printed, to be put into icmixup.lab.training.recipe by hand. tools/long_tail_test.py then tests it.
+by a recipe that was chosen for another. All candidates are written to --rows as they finish; the recipe that
+was found is printed, to be put into icmixup.lab.training.recipe by hand; tools/long_tail_test.py tests it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
 from candidates import MADE, show, validation_execution, write_candidates
 
 from icmixup.lab.sweep import run_recipes
@@ -47,37 +48,54 @@ STAGES: dict[str, tuple[Settings, ...]] = {
         {"cosine_classifier": False, "ema": 0.999, "mix_off_epoch": None},
         {"cosine_classifier": False, "ema": None, "mix_off_epoch": 50},  # of 60
     ),
+    # For networks that CutMix suits; three of them take twice the time of a step, or twice the epochs.
+    "larger-networks": (
+        {"method": "ic-mixup-cutmix"},
+        {"method": "balanced-mixup-cutmix"},
+        {"method": "balanced-ic-regmixup-cutmix"},
+        {"sam": 0.1},
+        {"sam": 0.3},
+        {"epochs": 400, "eval_every": 400},
+        {"weight_decay": 1e-3},
+    ),
 }
 SHOWN = ("stage", "settings", "method", "seed", "epochs", "model", "accuracy", "many", "medium", "few")
 SHOWN += MADE
 
 
 def candidates(base: Recipe, settings: Settings, args: argparse.Namespace) -> list[Recipe]:
-    """One recipe for each method and seed."""
+    """One recipe for each method and seed; settings may name another method."""
     return [
-        dataclasses.replace(base, method=method, seed=seed, **settings)
+        dataclasses.replace(base, **({"method": method, "seed": seed} | settings))
         for method in args.methods
         for seed in range(args.seeds)
     ]
 
 
 def search_stage(
-    stage: str, base: Recipe, execution: Execution, args: argparse.Namespace
-) -> tuple[Recipe, list[Row]]:
-    """The base with the best settings of a stage, and the rows of all candidates."""
+    stage: str, base: Recipe, execution: Execution, args: argparse.Namespace, rows: list[Row]
+) -> Recipe:
+    """The base with the best settings of a stage; rows of all candidates are added to `rows` and the file."""
     recipes = {json.dumps(settings): candidates(base, settings, args) for settings in STAGES[stage]}
+    settings_of = {recipe.key: settings for settings, group in recipes.items() for recipe in group}
+    by_key: dict[str, Row] = {}
+
+    def keep(row: Row) -> None:
+        show(row)
+        by_key[row["key"]] = row
+        rows.append(row | {"stage": stage, "settings": settings_of[row["key"]]})
+        write_candidates(args.rows, SHOWN, rows)  # a search that is cut short leaves them
+
     # All candidates in one call: processes and compiled code are shared, and no worker waits for a stage.
-    found = run_recipes([recipe for group in recipes.values() for recipe in group], execution, on_row=show)
-    by_key = {row["key"]: row for row in found}
-    rows: list[Row] = []
+    run_recipes([recipe for group in recipes.values() for recipe in group], execution, on_row=keep)
     means: dict[str, float] = {}
     for settings, group in recipes.items():
-        own = [by_key[recipe.key] for recipe in group]  # a run that was lost is a KeyError: no silent choice
-        rows += [row | {"stage": stage, "settings": settings} for row in own]
-        means[settings] = fmean(row["accuracy"] for row in own)
+        # A run that was lost is a KeyError: no silent choice.
+        means[settings] = fmean(by_key[recipe.key]["accuracy"] for recipe in group)
         print(f"{stage} {settings}: {means[settings]:.2f}", flush=True)
     best = max(means, key=lambda settings: means[settings])
-    return dataclasses.replace(base, **json.loads(best)), rows
+    print(f"{stage}, found: {best}", flush=True)
+    return dataclasses.replace(base, **json.loads(best))
 
 
 def main() -> None:
@@ -100,17 +118,12 @@ def main() -> None:
         model=args.model,
         epochs=args.epochs,
         imbalance=0.01,
-        compile=torch.cuda.is_available(),
         eval_every=args.epochs,
     )
     execution = validation_execution(args)
     rows: list[Row] = []
     for stage in args.stages:
-        recipe, found = search_stage(stage, recipe, execution, args)
-        rows += found
-        write_candidates(args.rows, SHOWN, rows)  # a search that is cut short leaves them
-    names = dict.fromkeys(name for stage in args.stages for name in STAGES[stage][0])
-    print("found:", ", ".join(f"{name}={getattr(recipe, name)!r}" for name in names), flush=True)
+        recipe = search_stage(stage, recipe, execution, args, rows)
 
 
 if __name__ == "__main__":
