@@ -291,7 +291,6 @@ OTHER = {
     "clip_norm": 1.0,
     "ema": 0.99,
     "cosine_classifier": True,
-    "sam": 0.1,
     "padding": 2,
     "padding_mode": "reflect",
     "flip": False,

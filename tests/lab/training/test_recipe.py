@@ -63,7 +63,6 @@ OTHERS: dict[str, Any] = {
     "clip_norm": 1.0,
     "ema": 0.999,
     "cosine_classifier": True,
-    "sam": 0.1,
     "padding": 2,
     "padding_mode": "reflect",
     "flip": False,

@@ -24,7 +24,7 @@ STEP_WORK = 20.0
 def work(recipe: Recipe) -> float:
     """The cost of a run, in images of a ResNet-18."""
     images = count_images(recipe)
-    passes = forward_passes(find_method(recipe.method)) * (1 if recipe.sam is None else 2)
+    passes = forward_passes(find_method(recipe.method))
     steps = math.ceil(images / recipe.batch_size)
     return recipe.epochs * (images * WORK.get(recipe.model, 1.0) * passes + steps * STEP_WORK)
 

@@ -229,7 +229,7 @@ class Session:
 
     def fill(self, number: int) -> None:
         """The images of epoch `number`: shuffled, augmented, with the learning rate of every step."""
-        self.learner.seed(derive_seed(self.recipe.seed, number, f"mix {rank()}"))
+        self.learner.generator.manual_seed(derive_seed(self.recipe.seed, number, f"mix {rank()}"))
         self.feed.fill(number)
 
     def check_losses(self, losses: Tensor, number: int) -> None:

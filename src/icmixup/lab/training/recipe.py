@@ -85,7 +85,6 @@ RANGES = {
     "momentum": Range(0, 1, "at least 0 and below 1, for example 0.9", open_high=True),
     "weight_decay": Range(0, math.inf, "at least 0 and finite, for example 5e-4", open_high=True),
     "clip_norm": positive("the largest norm of a gradient, above 0, for example 1"),
-    "sam": positive("a distance between weights, above 0, for example 0.1"),
     "ema": Range(0, 1, "a decay, above 0 and below 1, for example 0.999", open_low=True, open_high=True),
     "padding": Range(0, 4096, "a number of pixels, 0 or more"),
     "rotation": Range(0, 180, "an angle from 0 to 180 degrees"),
@@ -281,9 +280,6 @@ class Optimisation:
     """Apply weight decay to biases and normalisation layers as well."""
     clip_norm: float | None = None
     """Maximum norm of the gradient; not clipped by default."""
-    sam: float | None = None
-    """Sharpness-aware minimisation: the gradient is that at the worst weights within this distance, for
-    example 0.1. A step takes twice as long; off by default."""
     ema: float | None = None
     """Decay per step of a moving average of the weights, which is then evaluated: for example 0.999; no
     average by default."""

@@ -29,7 +29,6 @@ from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.optimizer import make_optimizer, weight_groups
 from icmixup.lab.training.ranks import world_size, wrap_for_ranks
 from icmixup.lab.training.recipe import Recipe
-from icmixup.lab.training.sharpness import perturbed, without_statistics
 from icmixup.methods import Method
 from icmixup.objective import training_loss
 
@@ -59,7 +58,6 @@ class Learner:
     lrs: Tensor  # (G,) of each group of weights, on the device, where a captured step can read it
     lr_scales: Tensor  # (G,) of each group, relative to the scheduled learning rate
     generator: torch.Generator  # of mixing
-    twin: torch.Generator  # in the same state, for the second pass of sharpness-aware minimisation
 
     @property
     def device(self) -> torch.device:
@@ -87,11 +85,6 @@ class Learner:
         self.optimizer.load_state_dict(state["optimizer"])  # type: ignore[arg-type]
         for group, lr in zip(self.optimizer.param_groups, self.lrs, strict=True):
             group["lr"] = lr  # loading replaces it with a copy
-
-    def seed(self, seed: int) -> None:
-        """Seed the mixing."""
-        self.generator.manual_seed(seed)
-        self.twin.manual_seed(seed)
 
     def is_finite(self) -> Tensor:
         """Whether everything that training updates is finite: a scalar on the device, not waited for."""
@@ -132,7 +125,6 @@ def make_learner(recipe: Recipe, dataset: Dataset) -> Learner:
         lrs=lrs,
         lr_scales=torch.tensor([group.lr_scale for group in groups], device=device),
         generator=torch.Generator(device),
-        twin=torch.Generator(device),
     )
 
 
@@ -214,31 +206,23 @@ def make_step(learner: Learner, recipe: Recipe, method: Method, dataset: Dataset
     manifold = method.draw == "manifold"
     hidden = hidden_modules(learner.model, prepare(next(dataset.train.blocks(8)))) if manifold else None
 
-    def differentiate(model: nn.Module, inputs: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
-        """The loss of a batch, whose gradient replaces that of the weights."""
-        with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-            loss = training_loss(
-                model, inputs, labels, method, class_counts, generator=generator, hidden=hidden
-            )
-        learner.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach().float()
-
     def step(images: Tensor, labels: Tensor, lr: Tensor, whole: bool) -> Tensor:
         torch.mul(learner.lr_scales, lr, out=learner.lrs)
         inputs = prepare(images)
         # An incomplete last batch uses the plain module: compiled code is for one shape.
         model = learner.forward if whole or not recipe.compile else learner.model
-        loss = differentiate(model, inputs, labels, learner.generator)
-        if recipe.sam is not None:
-            with perturbed(weights, recipe.sam), without_statistics(learner.model):
-                differentiate(model, inputs, labels, learner.twin)
+        with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+            loss = training_loss(
+                model, inputs, labels, method, class_counts, generator=learner.generator, hidden=hidden
+            )
+        learner.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
         if recipe.clip_norm is not None:
             nn.utils.clip_grad_norm_(weights, recipe.clip_norm)
         learner.optimizer.step()
         if learner.average is not None and recipe.ema is not None:
             update_average(learner.average, learner.model, recipe.ema)
-        return loss
+        return loss.detach().float()
 
     return step
 
@@ -368,8 +352,7 @@ def capture(run: Callable[[], None], changed: list[Tensor], learner: Learner) ->
                 tensor.copy_(value)
     torch.cuda.current_stream().wait_stream(warm_up)
     graph = torch.cuda.CUDAGraph()
-    for generator in (learner.generator, learner.twin):
-        graph.register_generator_state(generator)
+    graph.register_generator_state(learner.generator)
     learner.optimizer.zero_grad()
     # Other threads may allocate and synchronise meanwhile; that is not part of this capture.
     with (
