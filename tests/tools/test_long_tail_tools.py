@@ -147,6 +147,9 @@ def test_every_row_of_the_tested_long_tail_recipe_is_a_run_of_the_tool_and_is_no
     recipes = [
         one for name, methods in of_recipe.items() for one in make_recipes(networks, methods, 3, recipe=name)
     ]
+    # Longer training, and as many passes as ProCo makes with three views.
+    recipes += make_recipes(("resnet18", "resnet32x4"), METHODS, 3, epochs=400)
+    recipes += make_recipes(("resnet32",), ("balanced",), 1, epochs=600, recipe="proco")
     todo = without_finished(recipes, results)
     assert len(recipes) - len(todo) == len(read_rows(results).rows)
     assert make_recipes(networks, METHODS, 1)[0] not in todo  # resnet32, balanced, seed 0
