@@ -66,3 +66,17 @@ def test_the_speed_of_this_session_replaces_that_of_earlier_results_and_its_star
     assert deadline.measured() == pytest.approx(each)
     deadline.end = clock.now + 1.001 * each * work(MIDDLE)
     assert [deadline.more(), deadline.more()] == [[MIDDLE], []]
+
+
+def test_on_a_gpu_that_finished_runs_have_left_a_run_is_expected_to_be_faster() -> None:
+    """Three workers, of which two have nothing to do any more: the third has the GPU for itself."""
+    clock, each = Clock(), 1e-4
+    runs = [replace(SMALL, seed=seed) for seed in range(4)]
+    gpu, cpu = (Deadline(runs, 1e9, 3, each, clock, on_gpu=shared) for shared in (True, False))
+    for deadline in (gpu, cpu):
+        assert [deadline.more() for _ in range(3)] == [[run] for run in runs[:3]]
+        deadline.end = clock.now + 1.5 * work(SMALL) * each
+        assert deadline.more() == []
+        for run in runs[:3]:
+            deadline.listen(run, progress(1.0))
+    assert [gpu.more(), cpu.more()] == [[runs[3]], []]

@@ -178,7 +178,7 @@ def make_deadline(
     """What keeps --budget; None without it."""
     if flags.budget is None:
         return None
-    from icmixup.lab.paper.deadline import Deadline, measure_work
+    from icmixup.lab.paper.deadline import Deadline, measure_work, on_one_gpu
     from icmixup.lab.sweep.budget import parse_budget
     from icmixup.lab.sweep.local import count_workers
     from icmixup.lab.training.ranks import world_size
@@ -191,7 +191,8 @@ def make_deadline(
         print_note("measuring the speed of this machine, of which there are no results yet")
         seconds_each = measure_work(recipes[0], flags.execution())
     seconds -= time.monotonic() - started
-    return Deadline(recipes, seconds, concurrent, seconds_each or 0.0)
+    on_gpu = on_one_gpu(flags.where.device)
+    return Deadline(recipes, seconds, concurrent, seconds_each or 0.0, on_gpu=on_gpu)
 
 
 def print_notes(plan: Plan, flags: PaperFlags) -> None:

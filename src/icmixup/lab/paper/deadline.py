@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import torch
+
 from icmixup.lab.sweep import run_recipes
 from icmixup.lab.sweep.cost import work
 from icmixup.lab.sweep.local import count_workers
@@ -13,6 +15,7 @@ from icmixup.lab.sweep.speed import estimate_seconds
 from icmixup.lab.training.data import load_recipe_data
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import RunProgress
+from icmixup.lab.training.ranks import pick_device
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Row
 
@@ -22,8 +25,9 @@ MEASURED_SECONDS = 20.0  # of training, before its speed is trusted more than th
 class Deadline:
     """Hands out recipes, in their order, that are expected to end before a deadline; others are passed over.
 
-    A run takes its work x the seconds that a unit of work takes here x the number of concurrent runs. A run
-    that takes longer than expected is not stopped.
+    A run takes its work x the seconds that a unit of work takes here x the number of runs that share the
+    device with it: on a GPU those that are under way, on a CPU always all workers, which have cores of their
+    own. A run that takes longer than expected is not stopped.
 
     Args:
         recipes: cheapest first.
@@ -31,6 +35,7 @@ class Deadline:
         concurrent: number of runs at the same time.
         seconds_each: per unit of work of the whole device, from earlier results or a trial.
         clock: in seconds.
+        on_gpu: whether all runs share one GPU.
     """
 
     def __init__(
@@ -40,25 +45,31 @@ class Deadline:
         concurrent: int,
         seconds_each: float,
         clock: Callable[[], float] = time.monotonic,
+        on_gpu: bool = False,
     ) -> None:
-        self.waiting, self.concurrent = list(recipes), concurrent
+        self.waiting, self.concurrent, self.on_gpu = list(recipes), concurrent, on_gpu
         self.work = {recipe: work(recipe) for recipe in recipes}
         self.seconds_each, self.clock = seconds_each, clock
         self.end = clock() + seconds
         self.done: dict[Recipe, float] = {}  # share of each run
+        self.under_way: set[Recipe] = set()
         self.start: tuple[float, float] | None = None  # of the first report: when it was, and the work done
 
     def more(self) -> list[Recipe]:
         """The next recipe that is expected to end in time, or none."""
         each, left = self.measured(), self.end - self.clock()
+        sharing = len(self.under_way) + 1 if self.on_gpu else self.concurrent
         for recipe in self.waiting:
-            if self.work[recipe] * each * self.concurrent <= left:
+            if self.work[recipe] * each * sharing <= left:
                 self.waiting.remove(recipe)
+                self.under_way.add(recipe)
                 return [recipe]
         return []
 
     def listen(self, recipe: Recipe, progress: RunProgress) -> None:
         self.done[recipe] = progress.epoch / progress.epochs
+        if progress.epoch >= progress.epochs:
+            self.under_way.discard(recipe)
         if self.start is None:
             self.start = self.clock(), self.worked()
 
@@ -89,8 +100,15 @@ def run_in_time(
     decides about the others.
     """
     concurrent = count_workers(max(1, len(recipes)), execution.device, execution.workers)
-    deadline = Deadline(recipes, seconds, concurrent, 0.0)
+    deadline = Deadline(recipes, seconds, concurrent, 0.0, on_gpu=on_one_gpu(execution.device))
     return run_recipes([], execution, on_row=on_row, on_progress=deadline.listen, more=deadline.more)
+
+
+def on_one_gpu(device: str | None) -> bool:
+    """Whether all runs share one GPU."""
+    return pick_device(device).type == "cuda" and (
+        device not in (None, "cuda") or torch.cuda.device_count() == 1
+    )
 
 
 def measure_work(recipe: Recipe, execution: Execution) -> float:
