@@ -44,7 +44,8 @@ class Mixer:
     it. Methods that also need the model, to mix at a hidden layer or to score the clean inputs, are refused;
     training_loss computes them.
 
-    While `mixup_enabled` is False, inputs stay as they are and labels only become (B, C) targets.
+    While `mixup_enabled` is False, inputs stay as they are and labels only become (B, C) targets. Workers of
+    a DataLoader have copies: with persistent_workers they keep the value that they started with.
 
     Args:
         method: a Method, or a name of METHODS.

@@ -32,7 +32,8 @@ class MixBatch(v2.Transform):
 
     Takes what v2.MixUp takes, for example images and labels, or a dict with the key "labels", and returns the
     same structure with mixed images and (B, C) targets. Partners are drawn at random, while v2.MixUp pairs
-    neighbours of the batch. In a DataLoader's workers random numbers are seeded by the loader.
+    neighbours of the batch. A box of CutMix spans the last two dimensions of the images. In a DataLoader's
+    workers random numbers are seeded by the loader.
 
     Args:
         method: a Method, or a name of METHODS.
