@@ -800,6 +800,19 @@ def test_settings_that_need_each_other_are_applied_together_in_any_order(setting
     assert METHODS["mixup"].with_settings(**backwards) == expected
 
 
+def test_a_seed_in_place_of_a_generator_is_named(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    calls: list[Callable[..., object]] = [
+        lambda **source: training_loss(model, images, labels, "ic-manifold", **source),
+        lambda **source: Mixer("ic-mixup", C, **source),
+        lambda **source: draw_mixup(labels, **source),
+        lambda **source: draw_mixup(labels, partner=torch.arange(B), **source),
+        lambda **source: draw_virtual(torch.ones(C), 3, **source),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match=r"got int; of a seed: torch.Generator\(\).manual_seed\(seed\)"):
+            call(generator=0)
+
+
 def test_arguments_of_another_type_are_named(model: nn.Module, images: Tensor, labels: Tensor) -> None:
     with pytest.raises(TypeError, match=r"method must be a Method or a name of METHODS, got NoneType"):
         training_loss(model, images, labels, None)  # type: ignore[arg-type]

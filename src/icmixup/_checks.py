@@ -60,6 +60,16 @@ def check_tensor(name: str, value: object) -> None:
         )
 
 
+def check_generator(generator: object) -> None:
+    import torch
+
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator must be a torch.Generator, got {type(generator).__name__}; of a seed: "
+            "torch.Generator().manual_seed(seed)"
+        )
+
+
 def check_batch(labels: Tensor) -> None:
     """Of labels whose length alone matters."""
     check_tensor("labels", labels)

@@ -45,8 +45,8 @@ def cached_backward(
     torch's own generators of the CPU and of NVIDIA GPUs.
 
     Under DistributedDataParallel ranks may have different B and different numbers of parts; gradients are
-    averaged once, in the last part. Under fully_shard all ranks need the same number of parts, because every
-    forward pass gathers weights. Call it within autocast, as you would call the model.
+    averaged once, in the last part. Under fully_shard, and with SyncBatchNorm, all ranks need the same number
+    of parts, because every forward pass communicates. Call it within autocast, as you would call the model.
 
     Args:
         model: from inputs to (B, C) scores or an output with `logits`, each row from its own input (except

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from icmixup._checks import check_batch, check_counts, check_label_types, check_tensor, check_whole
+from icmixup._checks import (
+    check_batch,
+    check_counts,
+    check_generator,
+    check_label_types,
+    check_tensor,
+    check_whole,
+)
 from icmixup.inputs import Inputs, first_tensor, mix_batch
 from icmixup.loss import ExactBuffers, label_loss
 from icmixup.methods import Method, as_method
@@ -29,13 +36,16 @@ class Mixer:
 
     It takes the place of timm's `mixup_fn`, and in a DataLoader it follows the default collate function:
 
-    >>> loader = DataLoader(dataset, 128, collate_fn=lambda batch: mixer(*default_collate(batch)))
+    >>> def collate(samples):    # not a lambda, which does not reach workers that are not forked
+    ...     return mixer(*default_collate(samples))
+    >>> loader = DataLoader(dataset, 128, collate_fn=collate)
 
     Mixing is half of a method and the loss is the other half: `criterion()` returns the loss that belongs to
     it. Methods that also need the model, to mix at a hidden layer or to score the clean inputs, are refused;
     training_loss computes them.
 
-    While `mixup_enabled` is False, inputs stay as they are and labels only become (B, C) targets.
+    While `mixup_enabled` is False, inputs stay as they are and labels only become (B, C) targets. Workers of
+    a DataLoader have copies: with persistent_workers they keep the value that they started with.
 
     Args:
         method: a Method, or a name of METHODS.
@@ -59,6 +69,7 @@ class Mixer:
         self.method = as_method(method)
         check_expressible(self.method, name)
         check_whole("num_classes", num_classes, 2)
+        check_generator(generator)
         needs_class_counts(self.method, class_counts)
         if class_counts is not None:
             check_tensor("class_counts", class_counts)

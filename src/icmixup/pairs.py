@@ -22,6 +22,7 @@ from icmixup._checks import (
     check_classes,
     check_counts,
     check_fits,
+    check_generator,
     check_label_types,
     check_labels,
     check_lam,
@@ -334,6 +335,7 @@ def draw_beta(alpha: float, number: int, device: torch.device, generator: torch.
     Gamma(a) is Gamma(a + 1) U^(1 / a). Logarithms do not underflow for small alpha, and lam = g / (g + g') is
     the sigmoid of their difference.
     """
+    check_generator(generator)
     place = generator.device if generator is not None else device
     shape = torch.full((2, number), alpha + 1.0, device=place, dtype=torch.float64)
     log_gamma = torch._standard_gamma(shape, generator=generator).log()
@@ -348,6 +350,7 @@ def draw_uniform(
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Uniform numbers in [0, 1), drawn on the generator's device."""
+    check_generator(generator)
     if generator is None:
         # Without the argument: compiled code with it cannot take a batch of another size.
         return torch.rand(shape, device=device, dtype=dtype)

@@ -7,7 +7,9 @@ import dataclasses
 import functools
 import importlib
 import re
+import shlex
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -281,6 +283,14 @@ PRIVATE = re.compile(
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a git checkout to list tracked files")
+def test_the_command_that_a_bug_report_asks_for_prints_versions() -> None:
+    form = (ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text()
+    (line,) = re.findall(r"Output of: python (.+)$", form, re.M)
+    done = subprocess.run([sys.executable, *shlex.split(line)], capture_output=True, text=True, check=False)
+    release = re.escape(torch.__version__.split("+")[0])
+    assert re.fullmatch(rf"[\d.a-z]+ {release}\S*\n", done.stdout), done.stderr
+
+
 def test_no_tracked_file_names_a_private_machine_or_registry() -> None:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
     for name in filter(None, listed.stdout.split("\0")):

@@ -70,6 +70,32 @@ def test_a_batch_has_the_gradient_of_the_method():
     torch.testing.assert_close(keep.gradients, one_batch_gradients(*digits(16)))
 
 
+def test_metrics_of_training_batches_see_integer_labels_as_with_fastais_mixup():
+    learner = make_learner(MixBatches("ic-mixup"))
+    learner.recorder.train_metrics = True
+    learner.fit(1)
+    _, train_accuracy, _, accuracy_ = learner.recorder.values[-1]
+    assert 0 <= train_accuracy <= 1
+    assert 0 <= accuracy_ <= 1
+
+
+class KeepInputs(Callback):
+    def after_pred(self) -> None:
+        self.inputs = self.xb[0]
+
+
+def test_cutmix_of_a_signal_takes_a_size():
+    data = TensorDataset(torch.eye(2)[torch.arange(16) % 2].repeat_interleave(8, dim=1), torch.arange(16) % 2)
+    loaders = DataLoaders(DataLoader(data, bs=16), DataLoader(data, bs=16), device="cpu")
+    keep = KeepInputs()
+    mix = MixBatches("ic-cutmix", 2, size=(16,))
+    learner = Learner(loaders, torch.nn.Linear(16, 2), loss_func=CrossEntropyLossFlat(), cbs=[mix, keep])
+    learner.logger = lambda *_: None
+    torch.manual_seed(0)
+    learner.fit(1)
+    assert ((keep.inputs == 0) | (keep.inputs == 1)).all(), "values are blended"
+
+
 def test_accumulation_is_the_mean_of_its_batches():
     keep = KeepGradients()
     make_learner(MixBatches(UNMIXED), GradientAccumulation(n_acc=16), keep, batch_size=8).fit(1)

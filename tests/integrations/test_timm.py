@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from frameworks import C, digits, run_ranks
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import icmixup as icm
 
@@ -81,6 +84,7 @@ def test_our_mixup_has_the_arguments_and_the_switch_of_timms():
         "switch_prob": 0.5,
     }
     settings |= {"mode": "batch", "correct_lam": True, "label_smoothing": 0.1, "num_classes": 5}
+    settings |= {"multi_label": False}  # since timm 1.0.31
     mixup = OurMixup(**settings)  # as timm's train.py passes them
     assert isinstance(mixup, Mixup)
     images, labels = torch.randn(6, 3, 8, 8), torch.arange(6) % 5
@@ -99,11 +103,34 @@ def test_class_counts_turn_mixup_into_remix():
     assert not ((shares > 0.5) & (shares < 1)).any()
 
 
+def collate_and_mix(mixup: OurMixup, samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    return mixup(*default_collate(samples))
+
+
+@pytest.mark.slow
+def test_a_generator_reaches_workers_that_are_not_forked_as_it_reaches_forked_ones():
+    from forked import forking_context  # which the ranks of this file do not find
+
+    forking_context()  # whose server has imported torch
+    data = TensorDataset(torch.randn(32, 3, 8, 8), torch.arange(32) % 5)
+    targets = []
+    for context in ("fork", "forkserver"):
+        torch.manual_seed(0)
+        mixup = OurMixup(num_classes=5, generator=torch.Generator().manual_seed(1))
+        collate = partial(collate_and_mix, mixup)
+        loader = DataLoader(data, 8, num_workers=2, collate_fn=collate, multiprocessing_context=context)
+        targets.append([mixed for _, mixed in loader])
+    torch.testing.assert_close(targets[0], targets[1])
+    assert not any(torch.equal(first, other) for first in targets[0][:1] for other in targets[0][1:])
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"cutmix_minmax": (0.2, 0.8)}, "cutmix_minmax"),
         ({"correct_lam": False}, "correct_lam"),
+        ({"multi_label": True}, "multi_label=True is not supported"),
+        ({"class_counts": torch.ones(10)}, r"class_counts have shape \(10,\); expected \(1000,\)"),
         ({"mixup_alpha": 0.0}, "one must be positive"),
         ({"cutmix_alpha": 1.0, "class_counts": torch.ones(1000)}, "set cutmix_alpha=0"),
     ],
@@ -141,3 +168,6 @@ def test_a_classification_task_of_timm_takes_the_loss():
     inputs, targets = mixup(*digits(16))
     expected = icm.infinite_class_loss(model(inputs), targets)
     torch.testing.assert_close(task(inputs, targets)["loss"], expected)
+    other = task_module.ClassificationTask(model, SoftTargetCrossEntropy(), verbose=False)
+    other.criterion = icm.InfiniteClassLoss()  # as the guide does in train.py
+    torch.testing.assert_close(other(inputs, targets)["loss"], expected)

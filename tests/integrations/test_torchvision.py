@@ -50,6 +50,21 @@ def test_pixels_and_labels_are_mixed_by_the_same_share(method):
     torch.testing.assert_close(inputs.mean(dim=(2, 3)), targets)
 
 
+@pytest.mark.parametrize("shape", [(8, 8), (3, 8, 8), (4, 3, 8, 8)], ids=["grey", "colour", "video"])
+def test_a_box_spans_height_and_width_alone(shape):
+    torch.manual_seed(0)
+    labels = torch.arange(16) % 2
+    images = labels.float().reshape(-1, *(1 for _ in shape)).expand(-1, *shape).contiguous()
+    inputs, targets = MixBatch(method="cutmix", num_classes=2)(images, labels)
+    torch.testing.assert_close(inputs.flatten(1).mean(dim=1), targets[:, 1])
+    frames = inputs.reshape(16, -1, 8, 8)
+    torch.testing.assert_close(frames, frames[:, :1].expand_as(frames))
+    mixed = frames[:, 0][(targets.amin(dim=1) > 0)]
+    assert len(mixed)
+    assert (mixed != mixed[:, :1]).any(), "a strip over the whole height"
+    assert (mixed != mixed[:, :, :1]).any(), "a strip over the whole width"
+
+
 def test_the_structure_of_a_batch_is_kept():
     images, labels = shown_labels(6)
     mix = MixBatch(num_classes=5)
@@ -109,6 +124,8 @@ def test_loss_falls_accuracy_is_above_chance_and_one_criterion_validates():
         ((torch.zeros(4, 3, 8, 8), torch.zeros(3).long()), "one batch of 3 floating-point images"),
         ({"image": torch.zeros(4, 3, 8, 8)}, "labels_getter"),
         ((torch.zeros(4, 3, 8, 8), [0, 1, 2, 0]), "no labels found"),
+        ((torch.zeros(3, 8, 8), torch.tensor(1)), r"got of shape \(\); collate the samples first"),
+        ({"image": torch.zeros(3, 8, 8), "label": 1}, "got int; collate the samples first"),
     ],
 )
 def test_batches_that_cannot_be_mixed_are_named(batch, message):

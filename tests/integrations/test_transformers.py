@@ -58,7 +58,7 @@ def make_trainer(
 ) -> MixupTrainer:
     """By default one step of SGD with a learning rate of 1 on 16 images, in their order."""
     defaults = {"max_steps": 1, "optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant"}
-    own = {key: settings.pop(key) for key in ("hidden", "generator") if key in settings}
+    own = {key: settings.pop(key) for key in ("hidden", "size", "generator") if key in settings}
     args = TrainingArguments(
         output_dir=str(folder),
         use_cpu=True,
@@ -210,6 +210,26 @@ def test_a_model_of_another_problem_is_refused_since_its_loss_would_not_be_used(
     model.config.problem_type = problem
     with pytest.raises(ValueError, match=f"problem_type='{problem}'"):
         make_trainer(tmp_path, model=model)
+
+
+class OfSignals(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.seen = torch.nn.Linear(8, C), []
+
+    def forward(self, input_values: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, Any]:
+        self.seen.append(input_values)
+        return {"logits": self.linear(input_values)}
+
+
+def test_cutmix_of_signals_takes_a_size(tmp_path):
+    data = [{"input_values": torch.full((8,), float(i)), "labels": i} for i in range(8)]
+    model = OfSignals()
+    make_trainer(tmp_path, "ic-cutmix", model, data, size=(8,), per_device_train_batch_size=8).train()
+    (signals,) = model.seen
+    assert torch.equal(signals, signals.round()), "values are blended"
+    with pytest.raises(ValueError, match=r"pass size=\(T,\)"):
+        make_trainer(tmp_path, "ic-cutmix", OfSignals(), data).train()
 
 
 class Words(Dataset):

@@ -34,6 +34,7 @@ class MixBatches(Callback):
         method: a Method that icmixup.Mixer takes, or its name in METHODS.
         num_classes: C; the number of classes of the DataLoaders (`dls.c`) if not given.
         class_counts: (C,) training images of each class; required if the method depends on class sizes.
+        size: of the box of CutMix, by default that of the inputs behind their channels, as of icmixup.Mixer.
         generator: source of all randomness.
     """
 
@@ -46,9 +47,10 @@ class MixBatches(Callback):
         num_classes: int | None = None,
         class_counts: Tensor | None = None,
         generator: torch.Generator | None = None,
+        size: tuple[int, ...] | None = None,
     ) -> None:
         self.method, self.num_classes = method, num_classes
-        self.class_counts, self.generator = class_counts, generator
+        self.class_counts, self.generator, self.size = class_counts, generator, size
 
     def before_fit(self) -> None:
         self.check_mixes_alone()
@@ -57,7 +59,9 @@ class MixBatches(Callback):
             raise ValueError(
                 "the DataLoaders have no number of classes (dls.c); pass num_classes to MixBatches"
             )
-        self.mixer = Mixer(self.method, num_classes, self.class_counts, generator=self.generator)
+        self.mixer = Mixer(
+            self.method, num_classes, self.class_counts, size=self.size, generator=self.generator
+        )
         self.criterion = self.mixer.criterion()
 
     def check_mixes_alone(self) -> None:
@@ -74,7 +78,7 @@ class MixBatches(Callback):
 
     def after_pred(self) -> None:
         self.restore_loss()
-        self.clean_loss, self.learn.loss_func = self.learn.loss_func, self.criterion
+        self.clean_loss, self.learn.loss_func = self.learn.loss_func, self.loss_of_mixed
 
     def after_loss(self) -> None:
         self.restore_loss()
@@ -99,8 +103,13 @@ class MixBatches(Callback):
                 f"{len(self.yb)} labels"
             )
         # fastai's tensor types refuse to be combined with each other.
-        inputs, targets = self.mixer(self.xb[0].as_subclass(Tensor), self.yb[0].as_subclass(Tensor))
-        self.learn.xb, self.learn.yb = (inputs,), (targets,)
+        inputs, self.targets = self.mixer(self.xb[0].as_subclass(Tensor), self.yb[0].as_subclass(Tensor))
+        self.learn.xb = (inputs,)
+
+    def loss_of_mixed(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """Of the mixed targets; the labels stay in the batch for metrics, as with fastai's MixUp."""
+        loss: Tensor = self.criterion(scores, self.targets)
+        return loss
 
 
 def mixes(callback: Callback) -> bool:

@@ -45,6 +45,7 @@ class Mixup(TimmMixup):
         mode: one lam for the "batch", for each "elem", or for each "pair".
         label_smoothing: share of each label that is spread over all classes.
         num_classes: C.
+        cutmix_minmax, correct_lam, multi_label: only their defaults are supported.
         class_counts: (C,) training images of each class; Mixup is then Remix. Not with CutMix.
         generator: source of all randomness.
     """
@@ -60,6 +61,7 @@ class Mixup(TimmMixup):
         correct_lam: bool = True,
         label_smoothing: float = 0.0,
         num_classes: int = 1000,
+        multi_label: bool = False,
         *,
         class_counts: Tensor | None = None,
         generator: torch.Generator | None = None,
@@ -69,6 +71,8 @@ class Mixup(TimmMixup):
                 f"cutmix_minmax={cutmix_minmax} and correct_lam={correct_lam} are not supported: lam is "
                 "always the share of pixels that is kept; use timm.data.Mixup, which works with the loss too"
             )
+        if multi_label:
+            raise ValueError("multi_label=True is not supported: the loss needs class shares that sum to 1")
         super().__init__(
             mixup_alpha,
             cutmix_alpha,
@@ -80,8 +84,9 @@ class Mixup(TimmMixup):
             label_smoothing,
             num_classes,
         )
-        self.class_counts, self.generator = class_counts, generator
-        self.method()  # checks the arguments
+        self.class_counts = class_counts
+        # One for all batches: in a DataLoader's workers it reseeds the generator, once.
+        self._mixer = Mixer(self.method(), num_classes, class_counts, generator=generator)
 
     def method(self) -> Method:
         """The row of settings that the arguments, and mixup_enabled, stand for."""
@@ -113,7 +118,8 @@ class Mixup(TimmMixup):
         return "either" if self.mixup_alpha > 0 else "cutmix"
 
     def mixer(self) -> Mixer:
-        return Mixer(self.method(), self.num_classes, self.class_counts, generator=self.generator)
+        self._mixer.method = self.method()
+        return self._mixer
 
     def criterion(self) -> nn.Module:
         """The Infinite Class loss; cross-entropy on integer labels, for validation."""

@@ -32,7 +32,8 @@ class MixBatch(v2.Transform):
 
     Takes what v2.MixUp takes, for example images and labels, or a dict with the key "labels", and returns the
     same structure with mixed images and (B, C) targets. Partners are drawn at random, while v2.MixUp pairs
-    neighbours of the batch. In a DataLoader's workers random numbers are seeded by the loader.
+    neighbours of the batch. A box of CutMix spans the last two dimensions of the images. In a DataLoader's
+    workers random numbers are seeded by the loader.
 
     Args:
         method: a Method, or a name of METHODS.
@@ -65,6 +66,9 @@ class MixBatch(v2.Transform):
         leaves, structure = tree_flatten(batch)
         place, images = find_images(leaves, labels)
         check_among(leaves, labels)
+        # As everywhere in torchvision the last two dimensions are those of the image, also of grey images
+        # without channels and of videos (T, C, H, W).
+        self.mixer.size = tuple(images.shape[-2:])
         mixed, targets = self.mixer(images.as_subclass(Tensor), labels)
         if isinstance(images, tv_tensors.TVTensor):
             mixed = tv_tensors.wrap(mixed, like=images)
@@ -116,8 +120,12 @@ def check_among(leaves: list[Any], labels: Tensor) -> None:
 
 def find_images(leaves: list[Any], labels: Any) -> tuple[int, Tensor]:
     """Position and value of the one batch of images among the leaves of a batch."""
-    if not isinstance(labels, Tensor):
-        raise ValueError(f"labels must be a tensor, got {type(labels).__name__}; collate the samples first")
+    if not isinstance(labels, Tensor) or labels.dim() == 0:
+        given = f"of shape {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
+        raise ValueError(
+            f"labels must be a tensor of a whole batch, got {given}; collate the samples first, and call "
+            "MixBatch behind the DataLoader or in Collate"
+        )
     refused = (tv_tensors.BoundingBoxes, tv_tensors.Mask)
     if bad := [type(leaf).__name__ for leaf in leaves if isinstance(leaf, refused)]:
         raise ValueError(f"MixBatch mixes images and class labels, but the batch contains {', '.join(bad)}")

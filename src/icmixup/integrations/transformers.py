@@ -36,6 +36,8 @@ class MixupTrainerMixin:
         method: a Method, or a name of METHODS.
         class_counts: (C,) training samples of each class; required if the method depends on class sizes.
         hidden: the modules at which Manifold Mixup may mix.
+        size: last dimensions of the inputs that a box of CutMix spans: (T,) for signals (B, T), (F, T) for
+            spectrograms (B, F, T), (H, W) for videos (B, T, C, H, W). By default all behind (B, C).
         generator: source of all randomness of the mixing.
     """
 
@@ -54,11 +56,13 @@ class MixupTrainerMixin:
         method: Method | str = "ic-mixup",
         class_counts: Tensor | None = None,
         hidden: tuple[nn.Module, ...] | None = None,
+        size: tuple[int, ...] | None = None,
         generator: torch.Generator | None = None,
         **kwargs: Any,
     ) -> None:
         self.method = as_method(method)
-        self.class_counts, self.hidden, self.generator = class_counts, hidden, generator
+        self.class_counts, self.hidden = class_counts, hidden
+        self.size, self.generator = size, generator
         super().__init__(*args, **kwargs)
         self.model_accepts_loss_kwargs = False
         self.check_no_other_loss()
@@ -114,6 +118,7 @@ class MixupTrainerMixin:
             self.method,
             self.class_counts,
             hidden=self.hidden,
+            size=self.size,
             generator=self.generator,
         )
 
