@@ -753,7 +753,7 @@ CUTMIX = tuple(f"{name}-cutmix" for name in MIXUP)
 REGMIXUP = ("regmixup", "ic-regmixup", "")
 README_TABLE = {
     "LT-CIFAR100 0.01, ResNet-18, CutMix": ("cifar100", STRONG, CUTMIX),
-    "LT-CIFAR100 0.01, ResNet-18, CutMix, 400 epochs": (
+    "LT-CIFAR100 0.01, ResNet-18, CutMix, AutoAugment, 400 epochs": (
         "cifar100",
         {"rows_of": "long_tail.csv", "epochs": "400"},
         CUTMIX,
