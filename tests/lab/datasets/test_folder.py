@@ -418,6 +418,55 @@ def test_images_beside_do_not_turn_splits_into_classes(tmp_path: Path) -> None:
         load_dataset(DataSpec(str(tmp_path)), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        ("seg_train", "seg_test"),
+        ("Training Data", "Test Data"),
+        ("trainset", "valset"),
+        ("training-1", "validation-1"),
+    ],
+)
+@pytest.mark.parametrize("nested", [True, False])
+def test_splits_of_other_names_do_not_become_classes(
+    train: str, test: str, nested: bool, tmp_path: Path
+) -> None:
+    for name in (train, test):
+        make_classes(tmp_path / name if nested else tmp_path)
+        if not nested:
+            (tmp_path / "blue").rename(tmp_path / name)
+    with pytest.raises(
+        ValueError, match=rf"'{train}' and '{test}', which would be classes: .* name them train"
+    ):
+        load_dataset(DataSpec(str(tmp_path)), tmp_path)
+
+
+def test_flat_training_and_test_images_do_not_become_classes(tmp_path: Path) -> None:
+    for name in ("train", "test"):
+        save(tmp_path / name / "1.png", Image.new("RGB", (12, 12)))
+    with pytest.raises(
+        ValueError, match=r"'train' and 'test', which would be classes: .* one folder per class"
+    ):
+        load_dataset(DataSpec(str(tmp_path)), tmp_path)
+
+
+def test_test_images_inside_of_the_folders_of_classes_are_not_trained_on(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        for split in ("Train", "Test"):
+            save(tmp_path / name / split / "1.png", Image.new("RGB", (12, 12)))
+    with pytest.raises(
+        ValueError, match=r"cat would be a class, but has Train/ and Test/: .*Train/cat and Test/cat"
+    ):
+        load_dataset(DataSpec(str(tmp_path)), tmp_path)
+
+
+def test_a_test_set_of_another_name_is_not_replaced_by_training_images(tmp_path: Path) -> None:
+    for name in ("train", "dev"):
+        make_classes(tmp_path / name)
+    with pytest.raises(ValueError, match=r"dev has folders of the same names as train/, .*: name it test"):
+        load_dataset(DataSpec(str(tmp_path)), tmp_path)
+
+
 def test_a_test_folder_without_images_is_not_replaced_by_training_images(tmp_path: Path) -> None:
     make_classes(tmp_path / "train")
     (tmp_path / "test" / "blue").mkdir(parents=True)
