@@ -11,8 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
+from icmixup.lab.cli import main
 from icmixup.lab.datasets import DataSpec, load_dataset
-from icmixup.lab.datasets.inspect import check_dataset, describe_dataset
+from icmixup.lab.datasets.inspect import check_dataset, describe_dataset, get_dataset
 
 RED, GREEN, BLUE = (250, 10, 10), (10, 250, 10), (10, 10, 250)
 
@@ -343,8 +344,28 @@ def test_hub_errors_name_the_dataset_and_the_remedy(tmp_path: Path) -> None:
 def test_a_check_counts_test_images_that_are_also_training_images(tmp_path: Path) -> None:
     make_classes(tmp_path / "train", per_class=4)
     make_classes(tmp_path / "test", per_class=2)
-    check = next(c for c in check_dataset(str(tmp_path), tmp_path) if "identical" in c.claim)
+    check = next(c for c in check_dataset(get_dataset(str(tmp_path), tmp_path)) if "identical" in c.claim)
     assert (check.found, check.holds) == ("6 are", False)
+
+
+def test_a_check_counts_images_that_have_two_labels(tmp_path: Path) -> None:
+    make_classes(tmp_path / "train", per_class=4)
+    make_classes(tmp_path / "test", per_class=0)
+    save(tmp_path / "train" / "red" / "also_blue.png", Image.open(tmp_path / "train" / "blue" / "0.png"))
+    save(tmp_path / "test" / "green" / "also_blue.png", Image.open(tmp_path / "train" / "blue" / "0.png"))
+    save(tmp_path / "test" / "red" / "known.png", Image.open(tmp_path / "train" / "red" / "1.png"))
+    checks = {check.claim: check for check in check_dataset(get_dataset(str(tmp_path), tmp_path))}
+    assert checks["no image is identical to one of another class"].found == "3 are"
+    assert checks["no test image is identical to a train image"].found == "2 are"
+
+
+def test_a_check_shows_what_it_checks_and_how_test_images_were_separated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_classes(tmp_path, per_class=10)
+    assert main(["data", "check", str(tmp_path)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "train images 24 test images 6 separated by a fifth of each class held out classes 3" in shown
 
 
 # Splits

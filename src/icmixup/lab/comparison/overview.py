@@ -324,7 +324,7 @@ def describe_leak(data: Dataset, *, folds: bool = False) -> str:
             "images that they were trained on, and accuracies do not show what new images would get; remove "
             "the copies"
         )
-    leaked, other_label = count_duplicates(data)
+    leaked, other_label, _ = count_duplicates(data)
     if not leaked:
         return ""
     wrong = f", {other_label:,} of them with another label" if other_label else ""
