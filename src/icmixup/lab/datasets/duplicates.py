@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -14,27 +13,20 @@ from icmixup.lab.datasets.subsets import Dataset, Split
 class Duplicates(NamedTuple):
     """Images that are identical to another one, pixel by pixel."""
 
-    images: int  # test images that are identical to a training image
-    other_label: int  # those of them whose label none of these training images has
-    conflicts: int  # images, of training and test together, that are identical to one with another label
+    leaked: int  # test images that are identical to a training image
+    copies: int  # images, of training and test together, that are identical to another one
+    conflicts: int  # those of them that are identical to one with another label
 
 
 def count_duplicates(dataset: Dataset) -> Duplicates:
     """Images that are identical to another one; other inputs, such as rows of a table, count as images."""
     train, test = (labels_by_digest(part) for part in (dataset.train, dataset.test))
-    found = [(train[digest], label) for digest in test if digest in train for label in test[digest]]
-    same = ([*train.get(digest, ()), *test.get(digest, ())] for digest in train.keys() | test.keys())
+    same = [[*train.get(digest, ()), *test.get(digest, ())] for digest in train.keys() | test.keys()]
     return Duplicates(
-        len(found),
-        sum(label not in labels for labels, label in found),
+        sum(len(labels) for digest, labels in test.items() if digest in train),
+        sum(len(labels) for labels in same if len(labels) > 1),
         sum(len(labels) for labels in same if len(set(labels)) > 1),
     )
-
-
-def count_copies(dataset: Dataset) -> int:
-    """Images, of training and test together, that are identical to another one."""
-    times = Counter(digest for part in (dataset.train, dataset.test) for digest in image_digests(part))
-    return sum(count for count in times.values() if count > 1)
 
 
 def labels_by_digest(split: Split) -> dict[bytes, list[int]]:

@@ -106,8 +106,8 @@ def _general_checks(dataset: Dataset) -> Iterator[Check]:
     otherwise = None if dataset.name in STATISTICS else False
     yield Check(
         "no test image is identical to a train image",
-        f"{duplicates.images} are",
-        duplicates.images == 0 or otherwise,
+        f"{duplicates.leaked} are",
+        duplicates.leaked == 0 or otherwise,
     )
     conflicts = duplicates.conflicts
     yield Check(
