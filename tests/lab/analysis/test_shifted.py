@@ -369,6 +369,20 @@ def test_a_summary_uses_only_the_chosen_corruptions_and_strengths() -> None:
     assert first.corruption_error is None
 
 
+@pytest.mark.parametrize("missing", [1, 3], ids=["of the baseline", "of the method"])
+def test_the_corruption_error_is_over_the_seeds_of_both(missing: int) -> None:
+    entries = some_evaluations()
+    del entries[missing]  # seed 1, in which fog is easier
+    found = {s.line: s for s in summarise(entries, make_plan(["fog", "snow"], STRENGTHS), "mixup")}
+    assert found["erm"].corruption_error == pytest.approx(100 * (50 / 40 + 0.5) / 2)
+
+
+def test_lines_without_a_common_seed_have_no_corruption_error() -> None:
+    _, mixup, erm, _ = some_evaluations()
+    found = {s.line: s for s in summarise([mixup, erm], make_plan(["fog"], STRENGTHS), "mixup")}
+    assert found["erm"].corruption_error is None
+
+
 def test_a_baseline_without_errors_has_no_corruption_error() -> None:
     entries = some_evaluations()
     for entry in entries[:2]:

@@ -190,12 +190,12 @@ def test_test_images_that_were_trained_on_are_counted() -> None:
     images = clean.test.images.clone()
     images[:3] = clean.train.images[0]  # its label is 0, theirs are 0, 1 and 2
     leaking = dataclasses.replace(clean, test=dataclasses.replace(clean.test, images=images))
-    (warning,) = find_warnings(dataclasses.replace(QUICK, epochs=300), leaking)
-    assert warning.startswith(
-        "3 of 1,200 test images are identical to a training image, 2 of them with another label"
-    )
-    (warning,) = find_warnings(dataclasses.replace(QUICK, epochs=300, folds=5), leaking, 1230)
-    assert warning.startswith("4 of 1,230 images are identical to another one")
+    leak, conflict = find_warnings(dataclasses.replace(QUICK, epochs=300), leaking)
+    assert leak.startswith("3 of 1,200 test images are identical to a training image: ")
+    assert conflict.startswith("4 of 1,230 images are identical to one of another class")
+    copies, conflict = find_warnings(dataclasses.replace(QUICK, epochs=300, folds=5), leaking, 1230)
+    assert copies.startswith("4 of 1,230 images are identical to another one")
+    assert conflict.startswith("4 of 1,230 images are identical to one of another class")
 
 
 def written(runs: Path, name: str, labels: list[int], predicted: list[int]) -> None:

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from icmixup.lab.comparison.compare import Comparison, summarise
-from icmixup.lab.comparison.statistics import MEASURES, decide, paired_difference, signed, take_look
+from icmixup.lab.comparison.statistics import (
+    MEASURES,
+    decide,
+    means_of_all_seeds,
+    paired_difference,
+    signed,
+    take_look,
+)
 from icmixup.lab.training.recipe import QUICK
 from icmixup.methods import METHODS
 
@@ -186,6 +193,44 @@ def test_tied_methods_share_the_highest_accuracy():
         "mixup and erm share the highest accuracy"
         in compare_made(mixup=[70.0], erm=[70.0], ic_mixup=[60.0]).verdict
     )
+
+
+def test_methods_whose_means_differ_by_rounding_share_the_highest_accuracy():
+    # 47 and 48 against 50 and 45 of 60 images: the same mean, as different floats.
+    found = compare_made(
+        mixup=[100 * (47 / 60), 100 * (48 / 60)], ic_mixup=[100 * (50 / 60), 100 * (45 / 60)]
+    )
+    assert found.standings[0].mean != found.standings[1].mean
+    assert "mixup and ic-mixup share the highest accuracy, 79.2 %" in found.verdict
+
+
+def test_a_method_that_lacks_a_bad_seed_does_not_lead_one_that_is_better_with_every_seed():
+    found = compare_made(
+        mixup=[80.0, 81.0, 82.0, 20.0], erm=[70.2, 71.0, 72.0, None], ic_mixup=[60.0, 62.0, 61.0, 15.0]
+    )
+    assert [s.method for s in found.standings] == ["mixup", "erm", "ic-mixup"]
+    assert best_group(found) == ["mixup"]
+    assert found.verdict.startswith(
+        "the baseline mixup is best: 65.8 %; next is erm, -9.9 [-10.2, -9.6]; erm has"
+    )
+    assert "erm has a higher mean, but over other seeds" in found.verdict
+
+
+@given(
+    gaps=st.lists(st.integers(-200, 200), min_size=2, max_size=4),
+    seeds=st.lists(st.integers(-200, 200), min_size=2, max_size=6),
+    lost=st.sets(st.tuples(st.integers(0, 3), st.integers(1, 5))),
+)
+def test_missing_seeds_change_no_difference_of_methods_that_differ_equally_with_every_seed(
+    gaps: list[int], seeds: list[int], lost: set[tuple[int, int]]
+):
+    values = {
+        str(m): {s: 50 + (gap + effect) / 10 for s, effect in enumerate(seeds) if (m, s) not in lost}
+        for m, gap in enumerate(gaps)
+    }  # every method has seed 0
+    means = means_of_all_seeds(values)
+    for m, gap in enumerate(gaps):
+        assert means[str(m)] - means["0"] == pytest.approx((gap - gaps[0]) / 10, abs=1e-6)
 
 
 def test_verdict_if_the_baseline_diverged():

@@ -28,7 +28,7 @@ from icmixup.lab.datasets import (
 )
 from icmixup.lab.datasets.cifar import LAYOUTS
 from icmixup.lab.datasets.download import Archive, download, fetch_archive
-from icmixup.lab.datasets.inspect import check_dataset, list_datasets
+from icmixup.lab.datasets.inspect import check_dataset, get_dataset, list_datasets
 from icmixup.lab.datasets.pickles import read_pickle
 
 
@@ -335,8 +335,12 @@ def test_the_list_shows_which_datasets_are_available_and_how_to_get_the_others(t
 
 
 def test_checks_pass_on_digits_and_fail_on_a_fake_cifar(tmp_path: Path) -> None:
-    assert all(check.holds for check in check_dataset("digits", tmp_path))
+    assert all(check.holds for check in check_dataset(get_dataset("digits", tmp_path, download=False)))
     write_cifar("cifar10", 0, FakeImages(10, 1), tmp_path)
-    wrong = {check.claim: check.found for check in check_dataset("cifar10", tmp_path) if check.holds is False}
+    wrong = {
+        check.claim: check.found
+        for check in check_dataset(get_dataset("cifar10", tmp_path, download=False))
+        if check.holds is False
+    }
     assert wrong["50,000 train and 10,000 test images"] == "50 and 10"
     assert any("means" in claim for claim in wrong)

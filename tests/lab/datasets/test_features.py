@@ -118,5 +118,8 @@ def test_a_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no file .*nowhere\.npz"):
         load_dataset(DataSpec(str(tmp_path / "nowhere.npz")), tmp_path)
     (tmp_path / "text.npz").write_text("no zip")
-    with pytest.raises(ValueError, match=r"text\.npz is not an \.npz file of plain arrays"):
-        load_dataset(DataSpec(str(tmp_path / "text.npz")), tmp_path)
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    (tmp_path / "array.npy").rename(tmp_path / "array.npz")
+    for name in ("text.npz", "array.npz"):
+        with pytest.raises(ValueError, match=rf"{name} is not .* zip archive\); write it with numpy\.savez"):
+            load_dataset(DataSpec(str(tmp_path / name)), tmp_path)

@@ -11,8 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
+from icmixup.lab.cli import main
 from icmixup.lab.datasets import DataSpec, load_dataset
-from icmixup.lab.datasets.inspect import check_dataset, describe_dataset
+from icmixup.lab.datasets.inspect import check_dataset, describe_dataset, get_dataset
 
 RED, GREEN, BLUE = (250, 10, 10), (10, 250, 10), (10, 10, 250)
 
@@ -343,8 +344,28 @@ def test_hub_errors_name_the_dataset_and_the_remedy(tmp_path: Path) -> None:
 def test_a_check_counts_test_images_that_are_also_training_images(tmp_path: Path) -> None:
     make_classes(tmp_path / "train", per_class=4)
     make_classes(tmp_path / "test", per_class=2)
-    check = next(c for c in check_dataset(str(tmp_path), tmp_path) if "identical" in c.claim)
+    check = next(c for c in check_dataset(get_dataset(str(tmp_path), tmp_path)) if "identical" in c.claim)
     assert (check.found, check.holds) == ("6 are", False)
+
+
+def test_a_check_counts_images_that_have_two_labels(tmp_path: Path) -> None:
+    make_classes(tmp_path / "train", per_class=4)
+    make_classes(tmp_path / "test", per_class=0)
+    save(tmp_path / "train" / "red" / "also_blue.png", Image.open(tmp_path / "train" / "blue" / "0.png"))
+    save(tmp_path / "test" / "green" / "also_blue.png", Image.open(tmp_path / "train" / "blue" / "0.png"))
+    save(tmp_path / "test" / "red" / "known.png", Image.open(tmp_path / "train" / "red" / "1.png"))
+    checks = {check.claim: check for check in check_dataset(get_dataset(str(tmp_path), tmp_path))}
+    assert checks["no image is identical to one of another class"].found == "3 are"
+    assert checks["no test image is identical to a train image"].found == "2 are"
+
+
+def test_a_check_shows_what_it_checks_and_how_test_images_were_separated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_classes(tmp_path, per_class=10)
+    assert main(["data", "check", str(tmp_path)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "train images 24 test images 6 separated by a fifth of each class held out classes 3" in shown
 
 
 # Splits
@@ -415,6 +436,55 @@ def test_images_beside_do_not_turn_splits_into_classes(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"train/ and test/ with folders of the same .* in to_classify/ beside"
     ):
+        load_dataset(DataSpec(str(tmp_path)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        ("seg_train", "seg_test"),
+        ("Training Data", "Test Data"),
+        ("trainset", "valset"),
+        ("training-1", "validation-1"),
+    ],
+)
+@pytest.mark.parametrize("nested", [True, False])
+def test_splits_of_other_names_do_not_become_classes(
+    train: str, test: str, nested: bool, tmp_path: Path
+) -> None:
+    for name in (train, test):
+        make_classes(tmp_path / name if nested else tmp_path)
+        if not nested:
+            (tmp_path / "blue").rename(tmp_path / name)
+    with pytest.raises(
+        ValueError, match=rf"'{train}' and '{test}', which would be classes: .* name them train"
+    ):
+        load_dataset(DataSpec(str(tmp_path)), tmp_path)
+
+
+def test_flat_training_and_test_images_do_not_become_classes(tmp_path: Path) -> None:
+    for name in ("train", "test"):
+        save(tmp_path / name / "1.png", Image.new("RGB", (12, 12)))
+    with pytest.raises(
+        ValueError, match=r"'train' and 'test', which would be classes: .* one folder per class"
+    ):
+        load_dataset(DataSpec(str(tmp_path)), tmp_path)
+
+
+def test_test_images_inside_of_the_folders_of_classes_are_not_trained_on(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        for split in ("Train", "Test"):
+            save(tmp_path / name / split / "1.png", Image.new("RGB", (12, 12)))
+    with pytest.raises(
+        ValueError, match=r"cat would be a class, but has Train/ and Test/: .*Train/cat and Test/cat"
+    ):
+        load_dataset(DataSpec(str(tmp_path)), tmp_path)
+
+
+def test_a_test_set_of_another_name_is_not_replaced_by_training_images(tmp_path: Path) -> None:
+    for name in ("train", "dev"):
+        make_classes(tmp_path / name)
+    with pytest.raises(ValueError, match=r"dev has folders of the same names as train/, .*: name it test"):
         load_dataset(DataSpec(str(tmp_path)), tmp_path)
 
 

@@ -93,11 +93,20 @@ class Table:
             for metric in first
         }
 
+    def sharing(self, other: Table) -> Table:
+        """The runs with a seed that a run of the other line has."""
+        entries = [entry for entry in self.entries if entry.run.recipe.seed in other.seeds]
+        return Table(entries, self.corruptions, self.strengths)
+
     def corruption_error(self, reference: Table) -> float | None:
-        """The mean corruption error; None if the baseline makes no error under some corruption."""
+        """The mean corruption error, over the seeds of both; None if there are none, or if the baseline makes
+        no error under some corruption."""
+        tables = (self.sharing(reference), reference.sharing(self))
+        if not tables[0].entries:
+            return None
         ratios = []
         for name in self.corruptions:
-            own, other = (100 - t.accuracy([name], self.strengths) for t in (self, reference))
+            own, other = (100 - table.accuracy([name], self.strengths) for table in tables)
             if other == 0:
                 return None
             ratios.append(own / other)

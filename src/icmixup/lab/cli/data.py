@@ -57,10 +57,12 @@ def run_data(flags: DataFlags) -> int:
     if flags.name is None:
         raise ValueError(f"icmixup data {flags.action} needs a name: {', '.join(DATASETS)}, or a folder")
     check_folder(flags.name)
+    download = flags.action == "get"
+    dataset = get_dataset(flags.name, flags.data_dir, download=download, show_progress=True)
+    print_rows(("", ""), describe_dataset(dataset))
     if flags.action == "get":
-        print_rows(("", ""), describe_dataset(get_dataset(flags.name, flags.data_dir, show_progress=True)))
         return 0
-    checks = check_dataset(flags.name, flags.data_dir, show_progress=True)
+    checks = check_dataset(dataset)
     marks = {True: "yes", False: "NO", None: "no, as published"}
     print_rows(("claim", "found", "holds"), [(c.claim, c.found, marks[c.holds]) for c in checks])
     return 1 if any(check.holds is False for check in checks) else 0

@@ -77,7 +77,7 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str]) -> in
     Args:
         given: fields whose flags were given, as opposed to those with the recipe's values.
     """
-    from icmixup.lab.comparison.overview import describe_average, describe_leak, find_unused
+    from icmixup.lab.comparison.overview import describe_average, describe_duplicates, find_unused
     from icmixup.lab.sweep import check_out, delete_runs, describe_reuse, find_finished
     from icmixup.lab.sweep.progress import Display
     from icmixup.lab.sweep.signals import run_and_end
@@ -102,7 +102,7 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str]) -> in
         f"{count(len(data.train), 'image')} of {recipe.dataset}, on {device.type}"
     )
     unused = find_unused(recipe, [recipe.method], recipe_name)
-    for warning in (describe_leak(data), describe_average(recipe, len(data.train)), *unused):
+    for warning in (*describe_duplicates(data), describe_average(recipe, len(data.train)), *unused):
         if warning:
             print_note(f"warning: {warning}")
     finished = find_finished([recipe], execution)

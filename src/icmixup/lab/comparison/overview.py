@@ -10,7 +10,7 @@ from torch import Tensor
 
 from icmixup.lab.comparison.correction import FIRST_LOOK
 from icmixup.lab.datasets import Dataset, Examples
-from icmixup.lab.datasets.duplicates import count_copies, count_duplicates
+from icmixup.lab.datasets.duplicates import count_duplicates
 from icmixup.lab.models import build_model, is_own
 from icmixup.lab.sweep.progress import duration
 from icmixup.lab.training.recipe import FEWEST_STEPS, METHOD_FIELDS, QUICK, RECIPES, Recipe, images_per_epoch
@@ -228,9 +228,7 @@ def find_warnings(
             f"classes {' and '.join(map(repr, alike))} differ only in case or spaces; if they are one class, "
             "merge their folders"
         )
-    if leak := describe_leak(data, folds=recipe.folds is not None):
-        found.append(leak)
-    return found
+    return [*found, *describe_duplicates(data, folds=recipe.folds is not None)]
 
 
 def count_steps(recipe: Recipe, num_images: int) -> int:
@@ -309,29 +307,31 @@ def similar_names(names: Sequence[str]) -> tuple[str, ...]:
     return next((tuple(group) for group in groups.values() if len(group) > 1), ())
 
 
-def describe_leak(data: Dataset, *, folds: bool = False) -> str:
-    """A warning if test images are also training images, otherwise an empty string.
+def describe_duplicates(data: Dataset, *, folds: bool = False) -> list[str]:
+    """Warnings if test images are also training images, and if images are in several classes.
 
     Args:
         folds: data is one of the folds of cross-validation.
     """
-    if folds:
-        copies, images = count_copies(data), len(data.train) + len(data.test)
-        if not copies:
-            return ""
-        return (
-            f"{copies:,} of {images:,} images are identical to another one: networks are tested on copies of "
-            "images that they were trained on, and accuracies do not show what new images would get; remove "
-            "the copies"
+    found, images = count_duplicates(data), len(data.train) + len(data.test)
+    warnings = []
+    if folds and found.copies:
+        warnings.append(
+            f"{found.copies:,} of {images:,} images are identical to another one: networks are tested on "
+            "copies of images that they were trained on, and accuracies do not show what new images would "
+            "get; remove the copies"
         )
-    leaked, other_label = count_duplicates(data)
-    if not leaked:
-        return ""
-    wrong = f", {other_label:,} of them with another label" if other_label else ""
-    return (
-        f"{leaked:,} of {len(data.test):,} test images are identical to a training image{wrong}: accuracies "
-        "do not show what new images would get; remove them from one of the two"
-    )
+    if not folds and found.leaked:
+        warnings.append(
+            f"{found.leaked:,} of {len(data.test):,} test images are identical to a training image: "
+            "accuracies do not show what new images would get; remove them from one of the two"
+        )
+    if found.conflicts:
+        warnings.append(
+            f"{found.conflicts:,} of {images:,} images are identical to one of another class, so no network "
+            "can be right about all of them; keep each in one class"
+        )
+    return warnings
 
 
 def untested_classes(labels: Tensor, class_names: Sequence[str]) -> list[str]:

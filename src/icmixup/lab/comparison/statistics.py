@@ -116,6 +116,7 @@ class Standing:
     stopped_after: int | None = None  # seeds after which it got no more, with --seeds auto
     failed: int = 0  # seeds whose run was started and has no result
     measure: str = "accuracy"  # one of COMPARED: what accuracies, mean and differences are of
+    level: float | None = None  # what methods are ranked by, of means_of_all_seeds
 
     @property
     def finished(self) -> tuple[float, ...]:
@@ -145,7 +146,7 @@ class Look(NamedTuple):
 
     seeds: int
     error: float
-    means: dict[str, float]  # accuracy of each method that has a result
+    means: dict[str, float]  # accuracy of each method that has a result, by means_of_all_seeds
     samples: dict[Pair, Sample]  # first method minus second, in the order of the methods
     measure: str = "accuracy"  # one of COMPARED: what all of these numbers are
 
@@ -161,6 +162,35 @@ class Decision(NamedTuple):
 
 def without_none(values: Sequence[float | None]) -> tuple[float, ...]:
     return tuple(value for value in values if value is not None)
+
+
+def means_of_all_seeds(values: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
+    """The mean of every method, as if it had a value with every seed that any method has.
+
+    A seed can be bad for all methods. One that lacks it, because its run failed or was deleted, would be
+    ahead of methods that are better with every seed. So a value is taken as the sum of an effect of the
+    method and one of the seed, by least squares. Two methods then differ by what they differ with the seeds
+    they share, and if all methods have the same seeds, these are the plain means.
+
+    Args:
+        values: by method and seed; every method has one or more.
+
+    Returns:
+        Means, rounded to 9 decimals, so that sums of the same values in another order are equal.
+    """
+    if not values:
+        return {}
+    seeds = sorted({seed for found in values.values() for seed in found})
+    table = np.array([[found.get(seed, np.nan) for seed in seeds] for found in values.values()])  # (M, S)
+    known = ~np.isnan(table)
+    shares = known / known.sum(axis=1, keepdims=True)
+    means = (np.nan_to_num(table) * shares).sum(axis=1)
+    # The normal equations of the seeds, from which the methods are eliminated: singular, as only differences
+    # of seeds are known, and those not at all between methods that share no seed.
+    products = np.diag(known.sum(axis=0)) - known.T @ shares
+    deviations = np.where(known, table - means[:, None], 0.0).sum(axis=0)
+    effects = np.linalg.pinv(products, rcond=1e-9, hermitian=True) @ deviations
+    return dict(zip(values, np.round(means - shares @ effects, 9).tolist(), strict=True))
 
 
 def signed(points: float) -> str:
@@ -210,7 +240,9 @@ def take_look(
     values = {(row["method"], row["seed"]): row_value(row, measure_key(measure)) for row in rows}
     accuracy = {run: value for run, value in values.items() if value is not None}
     finished = {method: [seed for seed in seeds if (method, seed) in accuracy] for method in methods}
-    means = {m: fmean(accuracy[m, seed] for seed in done) for m, done in finished.items() if done}
+    means = means_of_all_seeds(
+        {m: {seed: accuracy[m, seed] for seed in done} for m, done in finished.items() if done}
+    )
     samples = {}
     for first, second in combinations(means, 2):
         common = [seed for seed in finished[first] if seed in finished[second]]
@@ -335,10 +367,11 @@ def rank_methods(
             stopped,
             len({seed for name, seed in failed if name == method}),
             last.measure,
+            last.means.get(method),
         )
 
     standings = sorted(
-        map(standing, methods), key=lambda s: -math.inf if s.mean is None else s.mean, reverse=True
+        map(standing, methods), key=lambda s: -math.inf if s.level is None else s.level, reverse=True
     )
     # A method that got no more seeds because it was clearly behind is not first, whatever its mean.
     return tuple(sorted(standings, key=lambda s: s.method != leader))

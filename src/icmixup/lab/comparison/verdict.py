@@ -15,6 +15,7 @@ from icmixup.lab.comparison.statistics import (
     Standing,
     are_classes_uneven,
     decide,
+    means_of_all_seeds,
     measure_name,
     paired_difference,
     row_balanced_accuracy,
@@ -44,10 +45,16 @@ def verdict(standings: Sequence[Standing], baseline: str, looks: Sequence[Look])
         lost = "" if base.mean is not None else f"the baseline {baseline} has no result; "
         return f"{lost}{describe_best(scored)}; no other method has a result"
     if all(s.to_best is None or s.to_best.low is None for s in scored):
-        return f"{describe_best(scored)}{against(best, base)}; {why_no_interval(scored)}"
+        parts = (
+            f"{describe_best(scored)}{against(best, base)}",
+            higher_means(scored),
+            why_no_interval(scored),
+        )
+        return "; ".join(part for part in parts if part)
     group = [s for s in scored if s.in_best_group]
     sentences = [
         headline(scored, group, base),
+        higher_means(scored),
         best_in_other_measure(scored),
         other_family(scored, group, base),
     ]
@@ -118,7 +125,9 @@ def best_in_other_measure(scored: Sequence[Standing]) -> str:
         return ""
     plain = scored[0].measure == "accuracy"
     key, name = ("balanced_accuracy", "balanced accuracy") if plain else ("accuracy", "accuracy over images")
-    best = max(scored, key=lambda s: s.average(key) or 0.0)
+    columns = {s.method: {k: v for k, v in enumerate(s.metrics[key]) if v is not None} for s in scored}
+    levels = means_of_all_seeds({method: column for method, column in columns.items() if column})
+    best = max(scored, key=lambda s: levels.get(s.method, 0.0))
     if best is scored[0]:
         return f"{best.method} has the highest {name}, too"
     gap = paired_difference(*(s.metrics[key] for s in (best, scored[0])))
@@ -128,6 +137,16 @@ def best_in_other_measure(scored: Sequence[Standing]) -> str:
         f"test classes differ in size: {best.method} has the highest {name}, {best.average(key):.1f} %"
         f"{against_leader}{hint}"
     )
+
+
+def higher_means(scored: Sequence[Standing]) -> str:
+    """Methods whose mean is above that of the best one because they lack seeds; usually none."""
+    best = scored[0]
+    names = [s.method for s in scored[1:] if (s.mean or 0.0) > (best.mean or 0.0) and s.level != best.level]
+    if not names:
+        return ""
+    verb = "has a higher mean" if len(names) == 1 else "have higher means"
+    return f"{join_names(names)} {verb}, but over other seeds: methods are ranked by those that they share"
 
 
 def in_measure(standing: Standing) -> str:
@@ -140,7 +159,7 @@ def join_names(names: Sequence[str]) -> str:
 
 
 def describe_best(scored: Sequence[Standing]) -> str:
-    best = [s.method for s in scored if s.mean == scored[0].mean]
+    best = [s.method for s in scored if s.level == scored[0].level]
     subject = f"{best[0]} has" if len(best) == 1 else f"{join_names(best)} share"
     return f"{subject} the highest {measure_name(scored[0].measure)}, {scored[0].mean:.1f} %"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -12,32 +11,30 @@ from icmixup.lab.datasets.subsets import Dataset, Split
 
 
 class Duplicates(NamedTuple):
-    """Test images that are identical to a training image, pixel by pixel."""
+    """Images that are identical to another one, pixel by pixel."""
 
-    images: int
-    other_label: int  # those of them whose label none of these training images has
+    leaked: int  # test images that are identical to a training image
+    copies: int  # images, of training and test together, that are identical to another one
+    conflicts: int  # those of them that are identical to one with another label
 
 
 def count_duplicates(dataset: Dataset) -> Duplicates:
-    """Test images that are also training images; other inputs, such as rows of a table, count as images."""
-    trained: dict[bytes, set[int]] = {}
-    for digest, label in labelled_digests(dataset.train):
-        trained.setdefault(digest, set()).add(label)
-    found = [
-        (trained[digest], label) for digest, label in labelled_digests(dataset.test) if digest in trained
-    ]
-    return Duplicates(len(found), sum(label not in labels for labels, label in found))
+    """Images that are identical to another one; other inputs, such as rows of a table, count as images."""
+    train, test = (labels_by_digest(part) for part in (dataset.train, dataset.test))
+    same = [[*train.get(digest, ()), *test.get(digest, ())] for digest in train.keys() | test.keys()]
+    return Duplicates(
+        sum(len(labels) for digest, labels in test.items() if digest in train),
+        sum(len(labels) for labels in same if len(labels) > 1),
+        sum(len(labels) for labels in same if len(set(labels)) > 1),
+    )
 
 
-def count_copies(dataset: Dataset) -> int:
-    """Images, of training and test together, that are identical to another one."""
-    times = Counter(digest for part in (dataset.train, dataset.test) for digest, _ in labelled_digests(part))
-    return sum(count for count in times.values() if count > 1)
-
-
-def labelled_digests(split: Split) -> Iterator[tuple[bytes, int]]:
-    """A hash of each image, and its label."""
-    return zip(image_digests(split), split.labels.tolist(), strict=True)
+def labels_by_digest(split: Split) -> dict[bytes, list[int]]:
+    """The labels of the images with each hash."""
+    found: dict[bytes, list[int]] = {}
+    for digest, label in zip(image_digests(split), split.labels.tolist(), strict=True):
+        found.setdefault(digest, []).append(label)
+    return found
 
 
 def image_digests(split: Split) -> Iterator[bytes]:

@@ -55,8 +55,12 @@ def read_features(path: Path) -> Source:
 
 def read_arrays(path: Path) -> Arrays:
     try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+        with path.open("rb") as opened:
+            if not zipfile.is_zipfile(opened):  # np.load takes it for a pickle, or returns an array
+                raise zipfile.BadZipFile("it is not a zip archive")
+            opened.seek(0)
+            with np.load(opened, allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}
     except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
         hint = (
             "save class_names as text, not objects" if "pickle" in str(error) else "write it with numpy.savez"

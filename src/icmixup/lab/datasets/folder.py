@@ -123,12 +123,16 @@ def find_splits(root: Path) -> tuple[Path, Path | None]:
     if not trains or beside:
         check_no_split(folders, [*trains, *tests])
         check_no_images_beside(trains, tests, beside)
+        check_no_split_names(folders)
+        check_no_splits_inside(splits)
         return root, None
     if len(trains) > 1:
         raise ValueError(
             f"{root} has several folders of training images, {' and '.join(one.name for one in trains)}: "
             "keep one of them"
         )
+    if not tests:
+        check_no_test_set_of_another_name(trains[0], splits)
     return trains[0], tests[0] if tests else None
 
 
@@ -166,6 +170,50 @@ def check_no_images_beside(trains: Sequence[Path], tests: Sequence[Path], beside
                 f"{train.parent} has {train.name}/ and {test.name}/ with folders of the same names, and "
                 f"images in {printable(beside[0].name)}/ beside them: move these images into the folders of "
                 "classes, or elsewhere"
+            )
+
+
+def check_no_split_names(folders: Sequence[Path]) -> None:
+    """Raise an error if two classes are named like splits, such as seg_train and seg_test: a network would
+    learn which split an image is from."""
+    known = {folder.name.lower(): folder for folder in folders}
+    for name, folder in known.items():
+        partners = (
+            name.replace(train, test) for train in TRAIN_FOLDERS if train in name for test in TEST_FOLDERS
+        )
+        partner = next((known[other] for other in partners if other in known), None)
+        if partner is not None:
+            raise ValueError(
+                f"{folder.parent} has the folders {printable(folder.name)!r} and "
+                f"{printable(partner.name)!r}, which would be classes: if they are training and test images, "
+                "name them train and test, with one folder per class in each"
+            )
+
+
+def check_no_splits_inside(folders: Sequence[Path]) -> None:
+    """Raise an error if a class has a training and a test folder, whose images would be mixed."""
+    for folder in folders:
+        inside = {name.lower(): name for name in _list_classes(folder)}
+        train = next((inside[name] for name in TRAIN_FOLDERS if name in inside), None)
+        test = next((inside[name] for name in TEST_FOLDERS if name in inside), None)
+        if train is not None and test is not None:
+            raise ValueError(
+                f"{printable(str(folder))} would be a class, but has {train}/ and {test}/: pass it if it is "
+                f"the dataset; if it is a class, the splits come first, {train}/{printable(folder.name)} and "
+                f"{test}/{printable(folder.name)}"
+            )
+
+
+def check_no_test_set_of_another_name(train: Path, splits: Sequence[Path]) -> None:
+    """Raise an error if a folder beside the training images has the same classes: it would be ignored, and
+    training images would be held out in its place."""
+    classes = set(_list_classes(train))
+    for other in splits:
+        if other != train and classes.intersection(_list_classes(other)):
+            raise ValueError(
+                f"{printable(str(other))} has folders of the same names as {train.name}/, but only a folder "
+                f"called {', '.join(TEST_FOLDERS[:-1])} or {TEST_FOLDERS[-1]} is read as the test set: "
+                "name it test, or move it elsewhere"
             )
 
 

@@ -54,9 +54,9 @@ def _listing(name: str, data_dir: Path) -> Listing:
     return Listing(name, *sizes, "3 x 32 x 32", where, found is not None)
 
 
-def get_dataset(name: str, data_dir: Path, *, show_progress: bool = False) -> Dataset:
-    """Download a dataset into data_dir if it is not there, and load it."""
-    return load_dataset(DataSpec(name), Path(data_dir), show_progress=show_progress)
+def get_dataset(name: str, data_dir: Path, *, download: bool = True, show_progress: bool = False) -> Dataset:
+    """Load a dataset; if it is not in data_dir, it is downloaded or, without `download`, an error."""
+    return load_dataset(DataSpec(name), Path(data_dir), download=download, show_progress=show_progress)
 
 
 def describe_dataset(dataset: Dataset) -> list[tuple[str, str]]:
@@ -68,7 +68,9 @@ def describe_dataset(dataset: Dataset) -> list[tuple[str, str]]:
         ("dataset", dataset.name),
         ("train images", f"{len(dataset.train):,}"),
         ("test images", f"{len(dataset.test):,}"),
+        ("separated by", dataset.split_by or "given"),
         ("classes", str(dataset.num_classes)),
+        *([("image files", dataset.original_size)] if dataset.original_size else []),
         ("features" if dataset.is_features else "image", shape),
         ("largest class", f"{dataset.class_names[largest]}, {int(counts[largest]):,} train images"),
         ("smallest class", f"{dataset.class_names[smallest]}, {int(counts[smallest]):,} train images"),
@@ -81,10 +83,9 @@ def describe_dataset(dataset: Dataset) -> list[tuple[str, str]]:
     return rows
 
 
-def check_dataset(name: str, data_dir: Path, *, show_progress: bool = False) -> list[Check]:
-    """Load a dataset from disk, without downloading it, and check its properties."""
-    dataset = load_dataset(DataSpec(name), Path(data_dir), download=False, show_progress=show_progress)
-    return [*_general_checks(dataset), *(_published_checks(dataset) if name in STATISTICS else [])]
+def check_dataset(dataset: Dataset) -> list[Check]:
+    """Check the properties of a dataset; of a published one, also that it is complete."""
+    return [*_general_checks(dataset), *(_published_checks(dataset) if dataset.name in STATISTICS else [])]
 
 
 def _general_checks(dataset: Dataset) -> Iterator[Check]:
@@ -100,11 +101,17 @@ def _general_checks(dataset: Dataset) -> Iterator[Check]:
         f", first {dataset.skipped[0]}" if dataset.skipped else ""
     )
     yield Check("every file could be read", skipped, not dataset.skipped)
-    duplicates = count_duplicates(dataset).images
+    duplicates = count_duplicates(dataset)
     # CIFAR-100 as published has ten; ciFAIR was made to remove them.
     otherwise = None if dataset.name in STATISTICS else False
     yield Check(
-        "no test image is identical to a train image", f"{duplicates} are", duplicates == 0 or otherwise
+        "no test image is identical to a train image",
+        f"{duplicates.leaked} are",
+        duplicates.leaked == 0 or otherwise,
+    )
+    conflicts = duplicates.conflicts
+    yield Check(
+        "no image is identical to one of another class", f"{conflicts} are", conflicts == 0 or otherwise
     )
 
 

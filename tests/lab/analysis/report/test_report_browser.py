@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from report_runs import HOSTILE
 
 from icmixup.lab.analysis.report import page as page_module
 from icmixup.lab.analysis.report.data import Progress
 from icmixup.lab.analysis.report.make import Options, report_comparison, report_runs
+from icmixup.lab.cli import main
 from icmixup.lab.comparison.compare import read_comparison
 from icmixup.lab.training.execution import Execution
 
@@ -102,6 +104,19 @@ def test_every_section_is_drawn_and_nothing_is_wider_than_the_screen(
     assert [
         text for text, left, right, inside in boxes if not inside and (left < -1 or right > width + 1)
     ] == []
+
+
+def test_long_names_of_classes_are_not_wider_than_a_phone(open_page: Callable[..., Any], tmp_path: Path):
+    for shade, letter in ((0, "a"), (255, "b")):
+        (tmp_path / "photos" / (letter * 80)).mkdir(parents=True)
+        for number in range(5):
+            image = Image.new("RGB", (8, 8), (shade, number, 0))
+            image.save(tmp_path / "photos" / (letter * 80) / f"{number}.png")
+    args = ["compare", str(tmp_path / "photos"), "--methods", "mixup", "--seeds", "1", "--epochs", "1"]
+    assert main([*args, "--device", "cpu", "--out", str(tmp_path / "runs"), "--name", "c"]) == 0
+    browser = open_page(tmp_path / "runs" / "c" / "report.html", 390)
+    assert "a" * 80 in find(browser, "#along-key").text
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
 
 
 def test_thumbnails_are_images(open_page: Callable[..., Any], report: Path):
