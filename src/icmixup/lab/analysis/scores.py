@@ -28,7 +28,7 @@ from icmixup.lab.analysis.runs import describe_run, expand_comparisons, line_nam
 from icmixup.lab.augment import normalise
 from icmixup.lab.datasets import Dataset, Split
 from icmixup.lab.training.data import remember_data
-from icmixup.lab.training.evaluate import evaluation_mode
+from icmixup.lab.training.evaluate import inference
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.output import rows_as_csv, write_output
@@ -96,7 +96,7 @@ def chosen_images(data: Dataset, image_seed: int | None, device: torch.device) -
         raise ValueError(
             f"the test set of {data.name} has images of {len(split)} class; pairs need at least 2"
         )
-    return normalise(split.square(), torch.tensor(data.mean), torch.tensor(data.std)), split.labels
+    return normalise(split.square(), data.mean, data.std), split.labels
 
 
 def choose_rows(split: Split, image_seed: int | None) -> Tensor:
@@ -124,8 +124,7 @@ def compute_curve(
         autocast_dtype: for example torch.bfloat16; None for float32.
         block: mixed images per forward pass; affects memory, not the result.
     """
-    autocast = torch.autocast(images.device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None)
-    with evaluation_mode(model), torch.inference_mode(), autocast:
+    with inference(model, images.device, autocast_dtype):
         return [summarise_pairs(lam, *measure_pairs(model, images, labels, lam, block)) for lam in LAMS]
 
 

@@ -41,7 +41,7 @@ from icmixup.lab.training.evaluate import (
     calibration_error,
     check_evaluable,
     evaluate,
-    evaluation_mode,
+    inference,
     unscaled_metrics,
 )
 from icmixup.lab.training.execution import Execution
@@ -106,10 +106,8 @@ class Session:
 
     def scores(self, images: Tensor) -> Tensor:
         """(B, C) float32 scores of (B, channels, H, W) bytes, on their device."""
-        mean, std = (torch.tensor(part, device=images.device) for part in (self.data.mean, self.data.std))
-        autocast = torch.autocast(images.device.type, dtype=self.dtype, enabled=self.dtype is not None)
-        with evaluation_mode(self.model), torch.inference_mode(), autocast:
-            found: Tensor = self.model(normalise(images, mean, std))
+        with inference(self.model, images.device, self.dtype):
+            found: Tensor = self.model(normalise(images, self.data.mean, self.data.std))
         return found.float()
 
 

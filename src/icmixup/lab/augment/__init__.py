@@ -6,6 +6,7 @@ changes a batch of them. So an epoch can be drawn at once, and its images can be
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -224,13 +225,13 @@ def mirror(images: Tensor, flipped: Tensor | None) -> Tensor:
     return torch.where(flags[:, None, None, None], images.flip(3), images)
 
 
-def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+def normalise(images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> Tensor:
     """Normalise (N, channels, H, W) uint8 images to float32.
 
     Args:
         mean, std: (channels,) of pixels in [0, 1].
     """
-    shift, scale = normaliser(mean.to(images.device), std.to(images.device))
+    shift, scale = normaliser(*(torch.as_tensor(part, device=images.device) for part in (mean, std)))
     return torch.addcmul(shift, images, scale)
 
 

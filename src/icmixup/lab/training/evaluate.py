@@ -230,9 +230,8 @@ def split_scores(
     device = next(model.parameters()).device
     mean = torch.as_tensor(mean, dtype=torch.float32, device=device)
     std = torch.as_tensor(std, dtype=torch.float32, device=device)
-    autocast = torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None)
     blocks: list[Tensor] = []
-    with evaluation_mode(model), torch.inference_mode(), autocast:
+    with inference(model, device, autocast_dtype):
         side = split.images.shape[-1] if split.images.dim() == 4 else 1
         size = batch_size or test_batch_size(side, device)
         for images in split.blocks(size):
@@ -258,6 +257,18 @@ def test_batch_size(side: int, device: torch.device) -> int:
     """Images per batch in evaluation, such that large images need no more memory than training on them."""
     pixels = TEST_PIXELS * (8 if device.type == "cuda" else 1)
     return max(1, min(1000, pixels // side**2))
+
+
+@contextmanager
+def inference(model: nn.Module, device: torch.device, autocast_dtype: torch.dtype | None) -> Iterator[None]:
+    """Context in which a trained network is used: in evaluation mode, without gradients, under autocast.
+
+    Args:
+        autocast_dtype: for example torch.bfloat16; None for float32.
+    """
+    autocast = torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None)
+    with evaluation_mode(model), torch.inference_mode(), autocast:
+        yield
 
 
 @contextmanager

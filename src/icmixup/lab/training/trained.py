@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from icmixup.lab.datasets.hub import PREFIX
 from icmixup.lab.images.decode import FORMATS, describe_error, read_center, to_square
 from icmixup.lab.models import build_model, portable_name
 from icmixup.lab.training.data import LoadData
-from icmixup.lab.training.evaluate import evaluation_mode
+from icmixup.lab.training.evaluate import inference
 from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.inputs import InputFormat, read_inputs
 from icmixup.lab.training.output import write_output
@@ -72,12 +71,9 @@ class Trained:
     def probabilities(self, images: Tensor) -> Tensor:
         """(B, C) probabilities, after temperature scaling, of (B, channels, H, W) uint8 images."""
         device = next(self.model.parameters()).device
-        mean, std = (torch.tensor(values, device=device) for values in (self.inputs.mean, self.inputs.std))
-        autocast = partial(torch.autocast, device.type, dtype=self.autocast_dtype)
-        with evaluation_mode(self.model), torch.inference_mode():
-            with autocast(enabled=self.autocast_dtype is not None):
-                scores: Tensor = self.model(normalise(images.to(device), mean, std))
-            return (scores.float() / self.temperature).softmax(dim=1).cpu()
+        with inference(self.model, device, self.autocast_dtype):
+            scores: Tensor = self.model(normalise(images.to(device), self.inputs.mean, self.inputs.std))
+        return (scores.float() / self.temperature).softmax(dim=1).cpu()
 
     def predict(
         self, paths: Sequence[Path | str], on_error: Callable[[ValueError], None] | None = None
