@@ -75,12 +75,9 @@ class Difference:
     p_corrected: float | None = None  # for all pairs and all looks of the comparison
 
     @property
-    def above(self) -> bool:
-        return self.clear and self.mean > 0
-
-    @property
-    def below(self) -> bool:
-        return self.clear and self.mean < 0
+    def side(self) -> str:
+        """On which side of 0 it clearly is: "above", "below", or "" if that is not clear."""
+        return "" if not self.clear else "above" if self.mean > 0 else "below"
 
     @property
     def clear(self) -> bool:

@@ -15,6 +15,7 @@ from icmixup.lab.comparison.statistics import Standing, are_classes_uneven, meas
 from icmixup.lab.sweep.progress import duration
 
 NO_VALUE = "-"
+ROW_STYLES = {"above": "green", "below": "red", "": ""}
 FILE_WIDTH = 132  # characters per line where the output is not a terminal
 
 
@@ -64,9 +65,7 @@ def comparison_table(comparison: Comparison, columns: list[Column]) -> Table:
 
 def row_style(standing: Standing) -> str:
     """Green if clearly above the baseline, red if clearly below, after correction for all comparisons."""
-    if standing.difference is None or not standing.difference.clear:
-        return ""
-    return "green" if standing.difference.above else "red"
+    return "" if standing.difference is None else ROW_STYLES[standing.difference.side]
 
 
 def accuracy_columns(comparison: Ranked) -> list[Column]:

@@ -35,6 +35,7 @@ from icmixup.lab.training.evaluate import FEW_BELOW, MANY_ABOVE
 from icmixup.lab.training.inputs import read_inputs
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Row, Run
+from icmixup.lab.wording import count
 from icmixup.methods import METHODS, find_method
 
 CONFUSIONS = 8  # pairs of classes shown for each method
@@ -421,7 +422,7 @@ def result_table(study: Study) -> Json:
             {
                 "name": standing.method,
                 "infinite": bool(find_method(methods[standing.method]).axes),
-                "mark": row_mark(standing.difference),
+                "mark": "" if standing.difference is None else standing.difference.side,
                 "cells": [column.cell(standing).strip() for column in columns],
             }
             for standing in study.standings
@@ -429,20 +430,13 @@ def result_table(study: Study) -> Json:
     }
 
 
-def row_mark(found: Difference | None) -> str:
-    """Whether a row is clearly above or below the baseline."""
-    if found is None or not found.clear:
-        return ""
-    return "above" if found.above else "below"
-
-
 def facts(study: Study, parts: Parts) -> list[tuple[str, str]]:
     """What was compared, in lines (what, value)."""
     stored = read_overview(study.overview)
     if stored is not None:
         return [line for line in stored.lines() if line[0] != "time"] + [("device", devices(study))]
-    seeds = len(study.seeds)
     classes = class_names(study, parts.summaries)
+    methods = [variant.name for variant in study.variants]
     tested = next((len(summary.labels) for summary in parts.summaries.values()), None)
     images = {row["train_images"] for row in study.rows.values() if row.get("train_images")}
     trained = " or ".join(f"{number:,}" for number in sorted(images)) or "unknown"
@@ -452,10 +446,7 @@ def facts(study: Study, parts: Parts) -> list[tuple[str, str]]:
         ("classes", str(len(classes))),
         ("model", models(study)),
         ("training", " or ".join(sorted({f"{run.recipe.epochs} epochs" for run in study.runs.values()}))),
-        (
-            "methods",
-            f"{', '.join(variant.name for variant in study.variants)}; up to {seeds} seed{'s' * (seeds > 1)}",
-        ),
+        ("methods", f"{', '.join(methods)}; up to {count(len(study.seeds), 'seed')}"),
         ("device", devices(study)),
     ]
 
