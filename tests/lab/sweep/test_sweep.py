@@ -538,8 +538,8 @@ class Stubborn(Exception):
 
 
 def test_an_error_that_cannot_be_pickled_crosses_the_pipe_in_words() -> None:
-    assert str(workers.portable(Stubborn("no ", "way"), "")) == "Stubborn: no way"
-    assert isinstance(workers.portable(ValueError("as it is"), ""), ValueError)
+    assert str(workers.portable(Stubborn("no ", "way"))) == "Stubborn: no way"
+    assert isinstance(workers.portable(ValueError("as it is")), ValueError)
 
 
 def test_workers_are_no_more_than_runs_cores_and_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
