@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from icmixup.lab.cli.terminal import is_first_rank, print_note, stderr_console
+from icmixup.lab.wording import count
 
 if TYPE_CHECKING:
     from icmixup.lab.comparison.compare import Tuned
@@ -47,7 +48,7 @@ def describe_tuning(number: int, parts: int | None, execution: Execution) -> str
     assert execution.dataset is not None
     held_out = held_out_parts(execution.dataset, parts).values()
     train, test = span([len(part.train) for part in held_out]), span([len(part.test) for part in held_out])
-    trials = f"{number} trial{'s' * (number > 1)} per method, "
+    trials = f"{count(number, 'trial')} per method, "
     if len(held_out) == 1:
         return f"{trials}on {train} training images and {test} for validation"
     return (

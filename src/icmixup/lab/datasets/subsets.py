@@ -21,6 +21,7 @@ from torch import Tensor
 
 from icmixup.lab.datasets.examples import Examples
 from icmixup.lab.datasets.photos import Photos
+from icmixup.lab.wording import first_few
 
 HOLD_OUT_SEED = 20231120  # must never change: all runs have to be tested on the same held-out images
 MEASURED_PHOTOS = 512
@@ -349,11 +350,10 @@ def validation_dataset(data: Dataset, part: int = 0) -> Dataset:
     counts = data.class_counts.cpu()
     single = (counts < 2).nonzero().flatten().tolist()
     if single:
-        named = ", ".join(repr(data.class_names[label]) for label in single[:5])
-        more = ", ..." if len(single) > 5 else ""
+        named = first_few([repr(data.class_names[label]) for label in single], 5)
         raise ValueError(
             f"a validation part would leave {len(single)} of {data.num_classes} classes empty, because they "
-            f"have a single training image: {named}{more} (the largest class has {int(counts.max())}); "
+            f"have a single training image: {named} (the largest class has {int(counts.max())}); "
             "tuning needs at least 2 images of each class: add images, or leave out these classes"
         )
     images = data.train.to("cpu")

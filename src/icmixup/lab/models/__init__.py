@@ -41,6 +41,7 @@ from icmixup.lab.models.timm import (
     weights_file,
 )
 from icmixup.lab.models.weights import (
+    NAMED,
     LoadReport,
     WeightsDoNotFit,
     check_finite,
@@ -48,10 +49,10 @@ from icmixup.lab.models.weights import (
     digest_file,
     fits,
     match_weights,
-    name_some,
     read_weights,
     shrink_head,
 )
+from icmixup.lab.wording import first_few
 
 __all__ = [
     "MODELS",
@@ -195,7 +196,7 @@ def describe_misfit(
     name: str, weights: str, state: Mapping[str, Tensor], report: LoadReport, file: Path | None
 ) -> str:
     total = len(report.loaded) + len(report.missing)
-    missing = f"for example {name_some(report.missing)}"
+    missing = f"for example {first_few(report.missing, NAMED)}"
     found = [] if file is None or not has_timm() else models_that_fit(dict(state), name, file)
     remedy = (
         f"they fit --model {' or '.join(map(unambiguous_name, found[:3]))}"

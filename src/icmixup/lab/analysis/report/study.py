@@ -34,6 +34,7 @@ from icmixup.lab.training.stored import (
     read_recipe_file,
 )
 from icmixup.lab.training.trained import describe_folder
+from icmixup.lab.wording import count
 
 REMEDY = "pass folders of finished runs or of comparisons, for example runs/*"
 RECIPE_FIELDS = tuple(entry.name for entry in fields(Recipe))
@@ -226,8 +227,7 @@ def check_same_data(runs: Sequence[Run]) -> None:
     prints = {None if run.identity is None else run.identity.data for run in runs}
     if len(data) > 1 and (len(prints) > 1 or None in prints):
         found = "; ".join(
-            f"{name}: {len(own)} run{'s' * (len(own) > 1)} such as {own[0].folder}"
-            for name, own in data.items()
+            f"{name}: {count(len(own), 'run')} such as {own[0].folder}" for name, own in data.items()
         )
         raise ValueError(
             f"the runs are of {len(data)} datasets, whose results cannot be compared ({found}); make a "
