@@ -106,22 +106,18 @@ def run_tuning(
     tuning = tune_methods(
         recipe, methods, number, execution=execution, parts=parts, show=show, on_round=write, fresh=fresh
     )
-    for line in describe_choices(recipe, tuning):
+    for line in describe_choices(tuning):
         print_note(line)
     return tuning.best
 
 
-def describe_choices(recipe: Recipe, tuning: Tuning) -> list[str]:
+def describe_choices(tuning: Tuning) -> list[str]:
     """The chosen values of each method, and what they have on the validation images."""
-    from icmixup.lab.comparison.tuning import is_chosen, tuned_values
-
     lines = []
-    for method, values in tuning.best.items():
-        trials = [trial for trial in tuning.trials if trial.method == method]
-        chosen = values or tuned_values(dataclasses.replace(recipe, method=method))
-        written = ", ".join(f"{name} {value:.3g}" for name, value in chosen.items())
-        best = next((trial for trial in trials if is_chosen(trial, method, values)), trials[0])
-        default = "" if best is trials[0] else f" (the recipe's own values: {describe_result(trials[0])})"
+    for method in tuning.best:
+        first, best = tuning.trials_of(method)[0], tuning.chosen(method)
+        written = ", ".join(f"{name} {value:.3g}" for name, value in best.values.items())
+        default = "" if best is first else f" (the recipe's own values: {describe_result(first)})"
         lines.append(f"tuned {method}: {written}; validation {describe_result(best)}{default}")
     return lines
 
