@@ -7,7 +7,7 @@ changes a batch of them. So an epoch can be drawn at once, and its images can be
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -76,15 +76,13 @@ class Drawn(NamedTuple):
 
     def rows(self, rows: slice) -> Drawn:
         """What was drawn for some of the images."""
-        return Drawn(
-            None if self.boxes is None else self.boxes[rows],
-            None if self.geometry is None else Geometry(*(part[rows] for part in self.geometry)),
-            None if self.operations is None else DrawnOperations(*(part[rows] for part in self.operations)),
-            None if self.jitter is None else Jitter(*(part[rows] for part in self.jitter)),
-            None if self.erased is None else Erased(*(part[rows] for part in self.erased)),
-            None if self.second is None else DrawnOperations(*(part[rows] for part in self.second)),
-            None if self.cutout is None else Erased(*(part[rows] for part in self.cutout)),
-        )
+
+        def take(part: Any) -> Any:
+            if part is None or isinstance(part, Tensor):
+                return None if part is None else part[rows]
+            return type(part)(*map(take, part))
+
+        return Drawn(*map(take, self))
 
 
 def draw_augmentation(
