@@ -24,7 +24,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from icmixup.lab.analysis.runs import describe_run, expand_comparisons, line_names, load_model
+from icmixup.lab.analysis.runs import (
+    check_trained_on_images,
+    describe_run,
+    expand_comparisons,
+    line_names,
+    load_model,
+)
 from icmixup.lab.augment import normalise
 from icmixup.lab.datasets import Dataset, Split
 from icmixup.lab.training.data import remember_data
@@ -69,11 +75,7 @@ def analyse_runs(
         seed, provenance of the run, image_seed ("first" or a number), and the fields of Point.
     """
     runs = [find_run(folder) for folder in expand_comparisons(folders)]
-    if heads := [run.folder for run in runs if run.recipe.train == "head"]:
-        raise ValueError(
-            f"{heads[0]} trained a head on features, and the analysis needs images; train on images, "
-            "with --train all"
-        )
+    check_trained_on_images(runs, "the analysis needs images")
     load = remember_data(Execution(out=Path(), data_dir=data_dir))
     rows: list[Row] = []
     for run, line in zip(runs, line_names([run.recipe for run in runs]), strict=True):

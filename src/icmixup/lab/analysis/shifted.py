@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from icmixup.calibration import negative_log_likelihood
 from icmixup.lab.analysis.corruptions import check_corruptions, check_strengths, corrupt
 from icmixup.lab.analysis.other_images import OtherImages, confidence, list_others, read_blocks, separation
-from icmixup.lab.analysis.runs import expand_comparisons, line_names, load_model
+from icmixup.lab.analysis.runs import check_trained_on_images, expand_comparisons, line_names, load_model
 from icmixup.lab.analysis.stored_evaluation import (
     Stored,
     add_entry,
@@ -174,11 +174,7 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
         is_run = (folder / "recipe.json").exists() or not inside
         for run in [find_run(folder)] if is_run else finished_runs(folder, inside):
             found.setdefault(run.folder.resolve(), run)
-    if heads := [run.folder for run in found.values() if run.recipe.train == "head"]:
-        raise ValueError(
-            f"{heads[0]} trained a head on features, and only images can be corrupted; train on images, "
-            "with --train all"
-        )
+    check_trained_on_images(list(found.values()), "only images can be corrupted")
     check_no_repetition(list(found.values()))
     return list(found.values())
 
