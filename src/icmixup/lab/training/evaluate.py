@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from icmixup._checks import check_scored
 from icmixup.calibration import fit_temperature, negative_log_likelihood
+from icmixup.hidden import evaluation_mode
 from icmixup.lab.augment import normalise
 from icmixup.lab.datasets import Split
 
@@ -269,15 +270,3 @@ def inference(model: nn.Module, device: torch.device, autocast_dtype: torch.dtyp
     autocast = torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None)
     with evaluation_mode(model), torch.inference_mode(), autocast:
         yield
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Context with model.eval(); afterwards every module gets its former mode back, also after an error."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from icmixup._checks import check_no_empty_class
 from icmixup.adjustment import fit_adjustment, pick_tau
+from icmixup.hidden import evaluation_mode
 from icmixup.lab.datasets import Dataset, Split
 from icmixup.lab.models import seeded
 from icmixup.lab.training.classifier import adjust_bias, bias_of, linear_of
@@ -32,7 +33,6 @@ from icmixup.lab.training.evaluate import (
     balanced_accuracy,
     class_accuracies,
     evaluate,
-    evaluation_mode,
     split_scores,
 )
 from icmixup.lab.training.execution import Execution
