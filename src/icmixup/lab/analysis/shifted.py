@@ -49,7 +49,7 @@ from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.inputs import inputs_of
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Run
-from icmixup.lab.training.trained import Trained, find_run, load_run_data
+from icmixup.lab.training.trained import find_run, load_run_data
 
 BLOCK_PIXELS = {"cpu": 1 << 20, "cuda": 1 << 24}  # of the images that are corrupted at a time
 BLOCK_IMAGES = 1000
@@ -286,10 +286,8 @@ def evaluate_other(
     if not lacking:
         return
     sessions = [session for session, _ in lacking]
-    first = sessions[0]
-    inputs = inputs_of(first.data)
-    reader = Trained(first.model, inputs, 1.0, first.run.recipe.model, first.dtype, {})
-    images = read_blocks(other, reader, block_size(inputs.image_size, device))
+    inputs = inputs_of(sessions[0].data)
+    images = read_blocks(other, inputs, block_size(inputs.image_size, device))
     blocks = (block.to(device) for block in images)
     scores = compute_scores(sessions, blocks, other.name, progress)
     for (session, known), found in zip(lacking, scores, strict=True):
