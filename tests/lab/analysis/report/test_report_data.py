@@ -618,7 +618,7 @@ def test_the_page_is_rewritten_after_every_run_and_opened_once(
     assert states == [(1, 4), (2, 4), (3, 4), (4, 4), None]
     assert opened == [(tmp_path / "one" / "report.html").as_uri()]
     found = Page(tmp_path / "one" / "report.html")
-    assert found.data["progress"] is None
+    assert found.data["reload"] == 0
     assert found.data["between"]["reason"] == ""
     states.clear()
     assert main(args[:-1]) == 0  # all runs are finished: one page

@@ -1,6 +1,6 @@
 """Everything that the page shows, as JSON: rounded numbers, names, and the reason where a part is missing.
 
-Lists by variant are in the order of `variants`, highest accuracy first; lists by seed in that of `seeds`.
+Lists by variant are in the order of `variants`, highest accuracy first; lists by seed in that of the seeds.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ from icmixup.lab.comparison.statistics import (
     without_none,
 )
 from icmixup.lab.comparison.table import accuracy_columns, calibration_columns, tuned_columns
-from icmixup.lab.training.evaluate import FEW_BELOW, MANY_ABOVE
+from icmixup.lab.training.evaluate import FEW_BELOW
 from icmixup.lab.training.inputs import read_inputs
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Row, Run
@@ -98,7 +98,6 @@ def report_data(study: Study, parts: Parts) -> Json:
     classes = class_names(study, parts.summaries)
     return {
         "variants": [{"name": name, **colour} for name, colour in zip(names, colours, strict=True)],
-        "seeds": list(study.seeds),
         "baseline": names.index(study.baseline),
         "measures": [measure._asdict() for measure in shown],
         "values": {m.key: [by_seed(study, name, m.key) for name in names] for m in shown},
@@ -115,7 +114,6 @@ def report_data(study: Study, parts: Parts) -> Json:
         "between": between_as_json(parts.between, names, classes),
         "shifted": shift_as_json(shifted_data(study), names),
         "predictions_reason": predictions_reason(study, parts.summaries),
-        "progress": None if parts.progress is None else asdict(parts.progress),
     }
 
 
@@ -210,13 +208,7 @@ def class_table(study: Study, names: Sequence[str], classes: Sequence[str], part
         "names": list(classes),
         "train": list(map(int, parts.class_counts)) if known else None,
         "test": tested,
-        "many_above": MANY_ABOVE,
-        "few_below": FEW_BELOW,
         "accuracy": [accuracies_by_class(rows_of(study, name), len(classes)) for name in names],
-        "groups": {
-            group: [tidy(mean_of(rows_of(study, name), group)) for name in names]
-            for group in ("many", "medium", "few")
-        },
     }
 
 
