@@ -156,8 +156,10 @@ def parse(args: Sequence[str], recipe: str) -> Any:
     def command(name: str) -> Any:
         module = command_module(name)
         flags = getattr(module, f"{name.capitalize()}Flags")
-        join_lines_of_help(flags)
-        text = module.HELP if args and args[0] == name else module.SUMMARY
+        text = module.SUMMARY
+        if args and args[0] == name:  # only its flags are shown
+            text = module.HELP
+            join_lines_of_help(flags)
         given = {}
         if name in WITH_RECIPE:
             given["default"] = getattr(module, f"{name}_defaults")(start_recipe(recipe, args))
