@@ -120,12 +120,12 @@ class Standing:
 
     @property
     def mean(self) -> float | None:
-        return fmean(self.finished) if self.finished else None
+        return known_mean(self.accuracies)
 
     @property
     def std(self) -> float | None:
         """Sample standard deviation over seeds."""
-        return stdev(self.finished) if len(self.finished) > 1 else None
+        return spread(self.finished)
 
     @property
     def is_infinite_class(self) -> bool:
@@ -133,8 +133,7 @@ class Standing:
         return bool(find_method(self.method).axes)
 
     def average(self, measure: str) -> float | None:
-        values = without_none(self.metrics[measure])
-        return fmean(values) if values else None
+        return known_mean(self.metrics[measure])
 
 
 class Look(NamedTuple):
@@ -158,6 +157,17 @@ class Decision(NamedTuple):
 
 def without_none(values: Sequence[float | None]) -> tuple[float, ...]:
     return tuple(value for value in values if value is not None)
+
+
+def known_mean(values: Sequence[float | None]) -> float | None:
+    """Mean of the values that are there; None if there are none."""
+    known = without_none(values)
+    return fmean(known) if known else None
+
+
+def spread(values: Collection[float]) -> float | None:
+    """Sample standard deviation; None for fewer than two values."""
+    return stdev(values) if len(values) > 1 else None
 
 
 def signed(points: float) -> str:

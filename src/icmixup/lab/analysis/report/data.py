@@ -25,6 +25,7 @@ from icmixup.lab.comparison.statistics import (
     Difference,
     decide,
     difference_between,
+    known_mean,
     measure_key,
     paired_difference,
     row_value,
@@ -214,13 +215,11 @@ def class_table(study: Study, names: Sequence[str], classes: Sequence[str], part
 
 def accuracies_by_class(rows: Sequence[Row], num_classes: int) -> list[float | None]:
     lists = [row["class_accuracies"] for row in rows if len(row.get("class_accuracies") or ()) == num_classes]
-    columns = [without_none(column) for column in zip(*lists, strict=True)]
-    return [tidy(fmean(column), 2) if column else None for column in columns]
+    return [tidy(known_mean(column), 2) for column in zip(*lists, strict=True)]
 
 
 def mean_of(rows: Sequence[Row], name: str) -> float | None:
-    known = without_none([row.get(name) for row in rows])
-    return fmean(known) if known else None
+    return known_mean([row.get(name) for row in rows])
 
 
 def own_summaries(name: str, summaries: Mapping[Key, Summary]) -> list[Summary]:
