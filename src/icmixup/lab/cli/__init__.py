@@ -151,7 +151,7 @@ def parse(args: Sequence[str], recipe: str) -> Any:
     from tyro import conf
 
     from icmixup.lab.cli.pretrained import start_recipe
-    from icmixup.lab.cli.shared import join_lines_of_help
+    from icmixup.lab.cli.shared import groups_of, join_lines_of_help
 
     def command(name: str) -> Any:
         module = command_module(name)
@@ -162,7 +162,8 @@ def parse(args: Sequence[str], recipe: str) -> Any:
             join_lines_of_help(flags)
         given = {}
         if name in WITH_RECIPE:
-            given["default"] = getattr(module, f"{name}_defaults")(start_recipe(recipe, args))
+            start = start_recipe(recipe, args)
+            given["default"] = flags(model=start.model, **groups_of(start))
         subcommand = conf.subcommand(name=name, description=text, **given)
         return Annotated[flags, subcommand]
 

@@ -19,7 +19,6 @@ from icmixup.lab.cli.shared import (
     Flag,
     RecipeFlags,
     Where,
-    groups_of,
     join_groups,
     make_execution,
     plain_path,
@@ -131,11 +130,6 @@ class CompareFlags(RecipeFlags):
 
     def named_methods(self) -> tuple[str, ...]:
         return tuple(name for text in self.methods or () for name in text.replace(",", " ").split())
-
-
-def compare_defaults(recipe: Recipe) -> CompareFlags:
-    """The flags with the values of a recipe as defaults."""
-    return CompareFlags(model=recipe.model, **groups_of(recipe))
 
 
 class ComparisonPlan(NamedTuple):

@@ -14,7 +14,6 @@ from icmixup.lab.cli.loading import load_and_settle
 from icmixup.lab.cli.shared import (
     RecipeFlags,
     Where,
-    groups_of,
     join_groups,
     make_execution,
     plain_path,
@@ -64,11 +63,6 @@ class TrainFlags(RecipeFlags):
     def run_recipe(self) -> Recipe:
         data = plain_path(self.dataset)
         return join_groups(self, dataset=data, model=self.model, method=self.method, seed=self.seed)
-
-
-def train_defaults(recipe: Recipe) -> TrainFlags:
-    """The flags with the values of a recipe as defaults."""
-    return TrainFlags(model=recipe.model, **groups_of(recipe))
 
 
 def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str]) -> int:

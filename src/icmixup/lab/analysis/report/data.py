@@ -456,10 +456,6 @@ def devices(study: Study) -> str:
     return ", ".join(sorted(found)) or "unknown"
 
 
-def first_run(study: Study) -> Run:
-    return next(iter(study.runs.values()))
-
-
 def read_overview(stored: Mapping[str, object]) -> Overview | None:
     """The overview of a comparison.json, also of an earlier version; None if there is none."""
     if not stored:
@@ -491,7 +487,8 @@ def commands(study: Study) -> list[str]:
     if (stored := read_overview(study.overview)) is not None:
         if stored.recipe == IN_PYTHON:
             return []
-        recipe = first_run(study).recipe if study.comparison is None else study.comparison.recipe
+        first = next(iter(study.runs.values()))
+        recipe = first.recipe if study.comparison is None else study.comparison.recipe
         tuning = stored.tuning.split() if stored.tuning else []
         return [
             repeat_command(
