@@ -84,8 +84,7 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str]) -> in
     check_out(flags.out)
     execution = make_execution(flags.out, flags.where)
     recipe, execution = load_and_settle(flags.run_recipe(), recipe_name, given, (flags.method,), execution)
-    data, device = execution.dataset, pick_device(execution.device)
-    assert data is not None
+    data, device = execution.loaded, pick_device(execution.device)
     check_linear_classifier(recipe, data)
     if flags.where.fresh:
         delete_runs([recipe], execution)

@@ -45,8 +45,7 @@ def describe_tuning(number: int, parts: int | None, execution: Execution) -> str
     """One line for the overview; a ValueError if there can be no validation part."""
     from icmixup.lab.comparison.tuning import held_out_parts
 
-    assert execution.dataset is not None
-    held_out = held_out_parts(execution.dataset, parts).values()
+    held_out = held_out_parts(execution.loaded, parts).values()
     train, test = span([len(part.train) for part in held_out]), span([len(part.test) for part in held_out])
     trials = f"{count(number, 'trial')} per method, "
     if len(held_out) == 1:

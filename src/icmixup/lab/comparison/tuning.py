@@ -220,8 +220,7 @@ class Tuner:
         execution: Execution,
         parts: int | None = None,
     ) -> None:
-        data = execution.dataset
-        assert data is not None
+        data = execution.loaded
         self.number = number
         held_out = held_out_parts(data, parts)
         self.parts = tuple(held_out.values())
