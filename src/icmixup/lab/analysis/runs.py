@@ -52,15 +52,12 @@ def line_names(recipes: Sequence[Recipe]) -> list[str]:
         if name not in ("method", "seed", "fold")
         and any(fields[name] != all_fields[0][name] for fields in all_fields)
     ]
-    return [
-        " ".join(
-            [
-                str(fields["method"]),
-                *(f"{name}={fields[name]}" for name in differ if fields[name] is not None),
-            ]
-        )
-        for fields in all_fields
-    ]
+
+    def line(fields: Row) -> str:
+        settings = (f"{name}={fields[name]}" for name in differ if fields[name] is not None)
+        return " ".join([fields["method"], *settings])
+
+    return [line(fields) for fields in all_fields]
 
 
 def describe_run(run: Run, line: str) -> Row:

@@ -17,7 +17,7 @@ K classes with a test image    P = K (K - 1) ordered pairs    B mixed images    
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -141,23 +141,16 @@ def measure_pairs(
     model: nn.Module, images: Tensor, labels: Tensor, lam: float, block: int
 ) -> tuple[Tensor, Tensor]:
     """(P, 3) squared norms and (P,) class differences, float64, of all ordered pairs at one lam."""
-    parts = list(measure_blocks(model, images, labels, lam, block))
-    norms, differences = (torch.cat(part) for part in zip(*parts, strict=True))
-    return norms, differences
-
-
-def measure_blocks(
-    model: nn.Module, images: Tensor, labels: Tensor, lam: float, block: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """As measure_pairs, in blocks of pairs."""
+    norms, differences = [], []
     for pairs in torch.split(ordered_pairs(len(images), images.device), block):
         first, second = pairs.unbind(dim=1)
-        scores, features = scores_and_features(
-            model, torch.lerp(images[second], images[first], lam)
-        )  # Eq. 1, left
+        mixed = torch.lerp(images[second], images[first], lam)  # Eq. 1, left
+        scores, features = scores_and_features(model, mixed)
         own, other = (scores.gather(1, labels[part, None])[:, 0] for part in (first, second))
         measured = (scores, scores - scores.mean(dim=1, keepdim=True), features)
-        yield torch.stack([part.square().sum(dim=1) for part in measured], dim=1), own - other
+        norms.append(torch.stack([part.square().sum(dim=1) for part in measured], dim=1))
+        differences.append(own - other)
+    return torch.cat(norms), torch.cat(differences)
 
 
 def scores_and_features(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
