@@ -91,8 +91,7 @@ class Parts:
 def report_data(study: Study, parts: Parts) -> Json:
     """The data of the page."""
     names = [standing.method for standing in study.standings]
-    methods = {variant.name: variant.method for variant in study.variants}
-    colours = assign_colours([methods[name] for name in names])
+    colours = assign_colours([study.variants[name] for name in names])
     compared = compared_key(study)
     shown = [measure for measure in MEASURES if any(measured(study, name, measure.key) for name in names)]
     shown.sort(key=lambda measure: measure.key != compared)  # first, where the page looks for it
@@ -406,13 +405,12 @@ def result_table(study: Study) -> Json:
     """The terminal's table: headings, and one row per variant."""
     tuned = [] if study.comparison is None else tuned_columns(study.comparison)
     columns = [*accuracy_columns(study), *tuned, *calibration_columns()]
-    methods = {variant.name: variant.method for variant in study.variants}
     return {
         "headings": ["method", *(" ".join(column.heading.split()) for column in columns)],
         "rows": [
             {
                 "name": standing.method,
-                "infinite": bool(find_method(methods[standing.method]).axes),
+                "infinite": bool(find_method(study.variants[standing.method]).axes),
                 "mark": "" if standing.difference is None else standing.difference.side,
                 "cells": [column.cell(standing).strip() for column in columns],
             }
@@ -427,7 +425,6 @@ def facts(study: Study, parts: Parts) -> list[tuple[str, str]]:
     if stored is not None:
         return [line for line in stored.lines() if line[0] != "time"] + [("device", devices(study))]
     classes = class_names(study, parts.summaries)
-    methods = [variant.name for variant in study.variants]
     tested = next((len(summary.labels) for summary in parts.summaries.values()), None)
     images = {row["train_images"] for row in study.rows.values() if row.get("train_images")}
     trained = " or ".join(f"{number:,}" for number in sorted(images)) or "unknown"
@@ -437,7 +434,7 @@ def facts(study: Study, parts: Parts) -> list[tuple[str, str]]:
         ("classes", str(len(classes))),
         ("model", models(study)),
         ("training", " or ".join(sorted({f"{run.recipe.epochs} epochs" for run in study.runs.values()}))),
-        ("methods", f"{', '.join(methods)}; up to {count(len(study.seeds), 'seed')}"),
+        ("methods", f"{', '.join(study.variants)}; up to {count(len(study.seeds), 'seed')}"),
         ("device", devices(study)),
     ]
 
@@ -504,8 +501,8 @@ def commands(study: Study) -> list[str]:
             groups.setdefault(settings_of(name), []).append(run)
     found = []
     for runs in groups.values():
-        methods = [v.method for v in study.variants if any(run.recipe.method == v.method for run in runs)]
-        methods = list(dict.fromkeys(methods))
+        trained = {run.recipe.method for run in runs}
+        methods = [name for name in dict.fromkeys(study.variants.values()) if name in trained]
         baseline = study.baseline if study.baseline in methods else methods[0]
         seeds = sorted({run.recipe.seed for run in runs})
         found.append(repeat_command(runs[0].recipe, methods, range(seeds[0], seeds[-1] + 1), baseline))
