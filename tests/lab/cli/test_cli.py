@@ -37,6 +37,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_compare_prints_a_table_and_writes_three_files(here: Path, capfd: pytest.CaptureFixture[str]):
     args = ("compare", "digits", *TINY, "--methods", "erm,mixup", "ic-mixup", "--seeds", "2")
     assert main(args) == 0  # the runs are in processes
