@@ -1,6 +1,7 @@
 """What takes most of the time of a tiny run, made short where it is not what a test is about."""
 
 import multiprocessing
+from multiprocessing import forkserver
 
 import pytest
 from forked import forking_context
@@ -17,4 +18,5 @@ def short_trials(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker processes that do not import torch first, since they are forked from one that has."""
     context = forking_context()
+    forkserver.ensure_running()  # now, because workers start with signals blocked, and so would the server
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
