@@ -45,8 +45,8 @@ class DataFlags:
 
 def run_data(flags: DataFlags) -> int:
     """List, get or check datasets; 1 if a check failed."""
-    from icmixup.lab.datasets import DATASETS, DataSpec, load_dataset
-    from icmixup.lab.datasets.inspect import check_dataset, describe_dataset
+    from icmixup.lab.datasets import DATASETS
+    from icmixup.lab.datasets.inspect import check_dataset, describe_dataset, get_dataset
 
     if flags.clear and flags.action != "cache":
         raise ValueError(f"--clear deletes decoded photos: icmixup data cache --clear, not {flags.action}")
@@ -58,8 +58,7 @@ def run_data(flags: DataFlags) -> int:
         raise ValueError(f"icmixup data {flags.action} needs a name: {', '.join(DATASETS)}, or a folder")
     check_folder(flags.name)
     if flags.action == "get":
-        dataset = load_dataset(DataSpec(flags.name), flags.data_dir, show_progress=True)
-        print_rows(("", ""), describe_dataset(dataset))
+        print_rows(("", ""), describe_dataset(get_dataset(flags.name, flags.data_dir, show_progress=True)))
         return 0
     checks = check_dataset(flags.name, flags.data_dir, show_progress=True)
     marks = {True: "yes", False: "NO", None: "no, as published"}

@@ -155,10 +155,6 @@ class Decision(NamedTuple):
     limited_by_images: bool  # more seeds would hardly narrow an interval
 
 
-def without_none(values: Sequence[float | None]) -> tuple[float, ...]:
-    return tuple(value for value in values if value is not None)
-
-
 def known_mean(values: Sequence[float | None]) -> float | None:
     """Mean of the values that are there; None if there are none."""
     known = without_none(values)
@@ -168,6 +164,10 @@ def known_mean(values: Sequence[float | None]) -> float | None:
 def spread(values: Collection[float]) -> float | None:
     """Sample standard deviation; None for fewer than two values."""
     return stdev(values) if len(values) > 1 else None
+
+
+def without_none(values: Sequence[float | None]) -> tuple[float, ...]:
+    return tuple(value for value in values if value is not None)
 
 
 def signed(points: float) -> str:

@@ -53,6 +53,11 @@ def _listing(name: str, data_dir: Path) -> Listing:
     return Listing(name, *sizes, "3 x 32 x 32", where)
 
 
+def get_dataset(name: str, data_dir: Path, *, show_progress: bool = False) -> Dataset:
+    """Download a dataset into data_dir if it is not there, and load it."""
+    return load_dataset(DataSpec(name), Path(data_dir), show_progress=show_progress)
+
+
 def describe_dataset(dataset: Dataset) -> list[tuple[str, str]]:
     """Rows (property, value) that describe a dataset, to print as a table."""
     counts = dataset.class_counts
