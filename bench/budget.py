@@ -30,14 +30,13 @@ from rows import append_row
 from icmixup.lab.cli.compare import (
     CompareFlags,
     ComparisonPlan,
-    compare_defaults,
     make_live_report,
     make_overview,
     make_plan,
     report,
     train_and_compare,
 )
-from icmixup.lab.cli.shared import Concurrency
+from icmixup.lab.cli.shared import Concurrency, groups_of
 from icmixup.lab.comparison.compare import Comparison
 from icmixup.lab.sweep.budget import SECONDS_AFTER, Plan, describe_fit, parse_budget
 from icmixup.lab.training.ranks import pick_device
@@ -104,8 +103,9 @@ def measure(text: str, epochs: int, seeds: int, workers: int | None) -> tuple[di
 def make_flags(text: str, epochs: int, seeds: int, workers: int | None, folder: Path) -> CompareFlags:
     """icmixup compare digits --budget TEXT --epochs EPOCHS --seeds SEEDS --workers WORKERS --out FOLDER."""
     recipe = dataclasses.replace(QUICK, dataset="digits", epochs=epochs, eval_every=epochs)
-    return dataclasses.replace(
-        compare_defaults(recipe),
+    return CompareFlags(
+        model=recipe.model,
+        **groups_of(recipe),
         budget=text,
         seeds=seeds,
         out=folder,

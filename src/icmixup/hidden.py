@@ -260,16 +260,24 @@ def exchanges(model: nn.Module, module: nn.Module, rows: Inputs, expected: Tenso
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; modes, buffers and random states are restored at the end."""
-    modes = [(module, module.training) for module in model.modules()]
     devices = [device.index for device in random_devices(model, ())]
     try:
-        model.eval()
-        with torch.no_grad(), torch.random.fork_rng(devices), keep_buffers(model):
+        with evaluation_mode(model), torch.no_grad(), torch.random.fork_rng(devices), keep_buffers(model):
             yield
+    finally:
+        forget_cached_weights()
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Context with model.eval(); afterwards every module gets its former mode back, also after an error."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
     finally:
         for module, training in modes:
             module.training = training
-        forget_cached_weights()
 
 
 def check_not_compiled(model: nn.Module) -> None:

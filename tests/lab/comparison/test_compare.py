@@ -116,6 +116,7 @@ def test_a_comparison_on_digits_pairs_runs_and_is_not_trained_twice(tmp_path: Pa
     assert len(list(tmp_path.glob("*/result.json"))) == 3
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_two_at_once_come_to_what_they_come_to_in_turn(tmp_path: Path):
     in_turn, at_once = (
         compare(

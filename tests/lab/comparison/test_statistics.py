@@ -291,7 +291,8 @@ def test_verdict_footnote_and_marks_agree(accuracies: list[list[int]]):
     assert found.standings[0].method in group
     assert (" is best: " in found.verdict) == (len(group) == 1)
     for standing in found.standings[1:]:
-        assert (standing.method not in group) == (standing.to_best is not None and standing.to_best.below)
+        is_behind = standing.to_best is not None and standing.to_best.side == "below"
+        assert (standing.method not in group) == is_behind
     clear = [s.method for s in found.standings if s.difference is not None and s.difference.clear]
     if len(names) > 2 and "after correction" in found.footnote:
         assert found.footnote.endswith(f"after correction: {', '.join(clear) or 'none'}.")

@@ -427,6 +427,7 @@ def kill_workers(most: int | None = None) -> int:
     return len(processes)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_the_run_of_a_killed_process_resumes_from_its_checkpoint_with_the_same_numbers(
     tmp_path: Path,
 ) -> None:
@@ -455,6 +456,7 @@ def test_the_run_of_a_killed_process_resumes_from_its_checkpoint_with_the_same_n
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_run_that_loses_every_process_is_given_up_and_the_others_finish(
     alone: list[Row], tmp_path: Path
 ) -> None:
@@ -496,6 +498,7 @@ def test_finished_runs_are_not_trained_again_and_equal_recipes_are_one_run(tmp_p
     assert set(heard) == {SWEEP[1]}
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_an_error_in_a_process_is_raised_here_with_its_traceback_and_ends_the_others(tmp_path: Path) -> None:
     missing = dataclasses.replace(SWEEP[0], dataset="no/such/folder")
     with pytest.raises(ValueError, match="no dataset or folder 'no/such/folder'") as caught:
@@ -508,6 +511,7 @@ class Odd(UserWarning):
     """A category that another process does not have."""
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_warning_in_a_process_is_a_warning_here(tmp_path: Path) -> None:
     execution = Execution(out=tmp_path, data_dir=tmp_path, workers=2)
     recipes = [dataclasses.replace(recipe, epochs=1) for recipe in SWEEP[:2]]
@@ -538,8 +542,8 @@ class Stubborn(Exception):
 
 
 def test_an_error_that_cannot_be_pickled_crosses_the_pipe_in_words() -> None:
-    assert str(workers.portable(Stubborn("no ", "way"), "")) == "Stubborn: no way"
-    assert isinstance(workers.portable(ValueError("as it is"), ""), ValueError)
+    assert str(workers.portable(Stubborn("no ", "way"))) == "Stubborn: no way"
+    assert isinstance(workers.portable(ValueError("as it is")), ValueError)
 
 
 def test_workers_are_no_more_than_runs_cores_and_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -659,6 +663,7 @@ def test_runs_on_a_ray_cluster_that_loses_a_node_end_with_the_same_numbers(
     assert fault.failures == recipes[:1]
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("how", ["in turn", "processes", "threads"])
 def test_recipes_that_are_added_while_others_run_come_to_the_same_rows(
     how: str, alone: list[Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

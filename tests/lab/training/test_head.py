@@ -44,6 +44,7 @@ def recipe(tmp_path: Path) -> Recipe:
         weights=str(path),
         weights_digest=digest,
         epochs=20,
+        min_steps=100,
         per_class=20,
         lr=0.02,
     )

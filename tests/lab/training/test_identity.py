@@ -302,6 +302,7 @@ def test_a_fingerprint_is_the_same_on_every_device_and_after_loading_again(here:
     assert data.to("cpu").fingerprint == dataclasses.replace(data).fingerprint == data.fingerprint
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_worker_that_loads_other_images_than_the_command_ends_the_sweep(here: Path) -> None:
     data = load_recipe_data(TINY, here)
     add_image(here)

@@ -89,10 +89,6 @@ def kill_amid(root: Path, notes: Path, epochs: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def count_epochs(root: Path) -> int:
-    return sum(len(run.read_log()) for run in runs_of(root, RECIPE))
-
-
 def outcome(root: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Row and log of a finished run, without what a clock decides."""
     (run,) = runs_of(root, RECIPE)

@@ -25,6 +25,7 @@ from icmixup.lab.training.identity import Identity, run_key, settings_key
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import (
     Run,
+    checkout_commit,
     open_run,
     provenance,
     read_checkpoint,
@@ -305,15 +306,22 @@ def test_a_commit_has_a_plus_once_anything_but_results_has_changed(
         file.parent.mkdir()
         file.write_text("one")
     monkeypatch.setattr(runs, "__file__", str(code))
+
+    def commit_now() -> str:
+        checkout_commit.cache_clear()
+        return read_commit()
+
     git("init")
-    assert read_commit() == f"version {version('icmixup')}"  # a repository, but not ours
+    assert commit_now() == f"version {version('icmixup')}"  # a repository, but not ours
     git("add", ".")
     git("commit", "-m", "all")
     head = git("rev-parse", "--short", "HEAD")
     rows.write_text("one and two")
-    assert read_commit() == head
+    assert commit_now() == head
     code.write_text("two")
-    assert read_commit() == f"{head}+"
+    assert read_commit() == head  # of the code that this process has imported
+    assert commit_now() == f"{head}+"
+    checkout_commit.cache_clear()
 
 
 def test_without_git_and_package_metadata_the_commit_is_unknown(tmp_path: Path) -> None:

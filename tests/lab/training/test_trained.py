@@ -61,7 +61,7 @@ def test_digits_that_were_enlarged_get_the_scores_of_the_run_as_files_of_their_o
     folder = tmp_path / str(train(recipe, Execution(out=tmp_path, data_dir=tmp_path, device="cpu"))["folder"])
     trained = load_trained(folder)
     images = load_recipe_data(dataclasses.replace(recipe, image_size=None), tmp_path).test.images[:50, 0]
-    prepared = torch.stack([trained.prepare(Image.fromarray(image)) for image in images.numpy()])
+    prepared = torch.stack([trained.inputs.prepare(Image.fromarray(image)) for image in images.numpy()])
     stored = torch.from_numpy(read_predictions(folder).scores[:50]).double() / trained.temperature
     torch.testing.assert_close(
         trained.probabilities(prepared).double(), stored.softmax(dim=1), atol=5e-3, rtol=0
@@ -137,7 +137,7 @@ def test_grey_networks_read_colour_images_as_grey(tmp_path: Path) -> None:
     trained = load_trained(tmp_path / row["folder"])
     colour = Image.new("RGB", (8, 8), (200, 100, 50))
     wanted = np.asarray(colour.convert("L"))
-    assert np.abs(trained.prepare(colour)[0].numpy().astype(int) - wanted).max() <= 1
+    assert np.abs(trained.inputs.prepare(colour)[0].numpy().astype(int) - wanted).max() <= 1
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from icmixup.lab.training.trained import Trained, list_images
+from icmixup.lab.training.inputs import InputFormat
+from icmixup.lab.training.trained import list_images
 
 TRUE_POSITIVE_RATE = 0.95
 
@@ -60,11 +61,11 @@ def hash_files(folder: Path, files: Sequence[Path]) -> str:
     return content.hexdigest()[:12]
 
 
-def read_blocks(other: OtherImages, trained: Trained, size: int) -> Iterator[Tensor]:
+def read_blocks(other: OtherImages, inputs: InputFormat, size: int) -> Iterator[Tensor]:
     """Blocks of up to `size` images as the network expects them; files that cannot be read are reported."""
     found = 0
     for start in range(0, len(other.files), size):
-        images = list(read_images(other.files[start : start + size], trained))
+        images = list(read_images(other.files[start : start + size], inputs))
         found += len(images)
         if images:
             yield torch.stack(images)
@@ -72,10 +73,10 @@ def read_blocks(other: OtherImages, trained: Trained, size: int) -> Iterator[Ten
         raise ValueError(f"none of the {len(other.files)} image files of {other.name} could be read")
 
 
-def read_images(files: Sequence[Path], trained: Trained) -> Iterator[Tensor]:
+def read_images(files: Sequence[Path], inputs: InputFormat) -> Iterator[Tensor]:
     for file in files:
         try:
-            yield trained.read(file)
+            yield inputs.read(file)
         except ValueError as error:
             warnings.warn(f"left out: {error}", stacklevel=2)
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from icmixup.lab.analysis.runs import describe_run, line_names
 from icmixup.lab.analysis.shifted import Evaluated, Plan
 from icmixup.lab.analysis.stored_evaluation import Stored
-from icmixup.lab.comparison.statistics import Difference, paired_difference, without_none
+from icmixup.lab.comparison.statistics import Difference, known_mean, paired_difference, spread
 from icmixup.lab.training.output import rows_as_csv
 from icmixup.lab.training.run_folder import Run
 
@@ -89,7 +89,7 @@ class Table:
     def corrupted(self) -> dict[str, float | None]:
         first = self.entries[0].stored["corruptions"][self.corruptions[0]][self.strengths[0] - 1]
         return {
-            metric: mean([v for entry in self.entries for v in self.values(entry.stored, metric)])
+            metric: known_mean([v for entry in self.entries for v in self.values(entry.stored, metric)])
             for metric in first
         }
 
@@ -126,7 +126,7 @@ class Table:
         return Summary(
             line=line,
             seeds=self.seeds,
-            clean={name: mean([of_run[name] for of_run in clean]) for name in metrics},
+            clean={name: known_mean([of_run[name] for of_run in clean]) for name in metrics},
             clean_std=spread([of_run["accuracy"] for of_run in clean]),
             corrupted=self.corrupted(),
             corrupted_std=spread(accuracies),
@@ -138,16 +138,6 @@ class Table:
             corruption_error=None if other is None else self.corruption_error(other),
             difference=None if other is None else self.difference(other),
         )
-
-
-def mean(values: Sequence[float | None]) -> float | None:
-    """Mean of the values that are there; None if there are none."""
-    present = without_none(values)
-    return fmean(present) if present else None
-
-
-def spread(values: Sequence[float]) -> float | None:
-    return stdev(values) if len(values) > 1 else None
 
 
 def mean_separation(entries: Sequence[dict[str, float]]) -> dict[str, float]:

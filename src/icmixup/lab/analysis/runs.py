@@ -35,6 +35,14 @@ def expand_comparisons(folders: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
+def check_trained_on_images(runs: Sequence[Run], why: str) -> None:
+    """Raise an error for runs that trained a head on features; `why` says what images are needed for."""
+    if heads := [run.folder for run in runs if run.recipe.train == "head"]:
+        raise ValueError(
+            f"{heads[0]} trained a head on features, and {why}; train on images, with --train all"
+        )
+
+
 def line_names(recipes: Sequence[Recipe]) -> list[str]:
     """The method of each run and the other fields in which runs differ, but for seed and fold."""
     all_fields = [recipe.fields() for recipe in recipes]
@@ -44,15 +52,12 @@ def line_names(recipes: Sequence[Recipe]) -> list[str]:
         if name not in ("method", "seed", "fold")
         and any(fields[name] != all_fields[0][name] for fields in all_fields)
     ]
-    return [
-        " ".join(
-            [
-                str(fields["method"]),
-                *(f"{name}={fields[name]}" for name in differ if fields[name] is not None),
-            ]
-        )
-        for fields in all_fields
-    ]
+
+    def line(fields: Row) -> str:
+        settings = (f"{name}={fields[name]}" for name in differ if fields[name] is not None)
+        return " ".join([fields["method"], *settings])
+
+    return [line(fields) for fields in all_fields]
 
 
 def describe_run(run: Run, line: str) -> Row:

@@ -17,18 +17,24 @@ K classes with a test image    P = K (K - 1) ordered pairs    B mixed images    
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from icmixup.lab.analysis.runs import describe_run, expand_comparisons, line_names, load_model
+from icmixup.lab.analysis.runs import (
+    check_trained_on_images,
+    describe_run,
+    expand_comparisons,
+    line_names,
+    load_model,
+)
 from icmixup.lab.augment import normalise
 from icmixup.lab.datasets import Dataset, Split
 from icmixup.lab.training.data import remember_data
-from icmixup.lab.training.evaluate import evaluation_mode
+from icmixup.lab.training.evaluate import inference
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.output import rows_as_csv, write_output
@@ -69,11 +75,7 @@ def analyse_runs(
         seed, provenance of the run, image_seed ("first" or a number), and the fields of Point.
     """
     runs = [find_run(folder) for folder in expand_comparisons(folders)]
-    if heads := [run.folder for run in runs if run.recipe.train == "head"]:
-        raise ValueError(
-            f"{heads[0]} trained a head on features, and the analysis needs images; train on images, "
-            "with --train all"
-        )
+    check_trained_on_images(runs, "the analysis needs images")
     load = remember_data(Execution(out=Path(), data_dir=data_dir))
     rows: list[Row] = []
     for run, line in zip(runs, line_names([run.recipe for run in runs]), strict=True):
@@ -96,7 +98,7 @@ def chosen_images(data: Dataset, image_seed: int | None, device: torch.device) -
         raise ValueError(
             f"the test set of {data.name} has images of {len(split)} class; pairs need at least 2"
         )
-    return normalise(split.square(), torch.tensor(data.mean), torch.tensor(data.std)), split.labels
+    return normalise(split.square(), data.mean, data.std), split.labels
 
 
 def choose_rows(split: Split, image_seed: int | None) -> Tensor:
@@ -124,8 +126,7 @@ def compute_curve(
         autocast_dtype: for example torch.bfloat16; None for float32.
         block: mixed images per forward pass; affects memory, not the result.
     """
-    autocast = torch.autocast(images.device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None)
-    with evaluation_mode(model), torch.inference_mode(), autocast:
+    with inference(model, images.device, autocast_dtype):
         return [summarise_pairs(lam, *measure_pairs(model, images, labels, lam, block)) for lam in LAMS]
 
 
@@ -140,23 +141,16 @@ def measure_pairs(
     model: nn.Module, images: Tensor, labels: Tensor, lam: float, block: int
 ) -> tuple[Tensor, Tensor]:
     """(P, 3) squared norms and (P,) class differences, float64, of all ordered pairs at one lam."""
-    parts = list(measure_blocks(model, images, labels, lam, block))
-    norms, differences = (torch.cat(part) for part in zip(*parts, strict=True))
-    return norms, differences
-
-
-def measure_blocks(
-    model: nn.Module, images: Tensor, labels: Tensor, lam: float, block: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """As measure_pairs, in blocks of pairs."""
+    norms, differences = [], []
     for pairs in torch.split(ordered_pairs(len(images), images.device), block):
         first, second = pairs.unbind(dim=1)
-        scores, features = scores_and_features(
-            model, torch.lerp(images[second], images[first], lam)
-        )  # Eq. 1, left
+        mixed = torch.lerp(images[second], images[first], lam)  # Eq. 1, left
+        scores, features = scores_and_features(model, mixed)
         own, other = (scores.gather(1, labels[part, None])[:, 0] for part in (first, second))
         measured = (scores, scores - scores.mean(dim=1, keepdim=True), features)
-        yield torch.stack([part.square().sum(dim=1) for part in measured], dim=1), own - other
+        norms.append(torch.stack([part.square().sum(dim=1) for part in measured], dim=1))
+        differences.append(own - other)
+    return torch.cat(norms), torch.cat(differences)
 
 
 def scores_and_features(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:

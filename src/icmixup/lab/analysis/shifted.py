@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from icmixup.calibration import negative_log_likelihood
 from icmixup.lab.analysis.corruptions import check_corruptions, check_strengths, corrupt
 from icmixup.lab.analysis.other_images import OtherImages, confidence, list_others, read_blocks, separation
-from icmixup.lab.analysis.runs import expand_comparisons, line_names, load_model
+from icmixup.lab.analysis.runs import check_trained_on_images, expand_comparisons, line_names, load_model
 from icmixup.lab.analysis.stored_evaluation import (
     Stored,
     add_entry,
@@ -41,7 +41,7 @@ from icmixup.lab.training.evaluate import (
     calibration_error,
     check_evaluable,
     evaluate,
-    evaluation_mode,
+    inference,
     unscaled_metrics,
 )
 from icmixup.lab.training.execution import Execution
@@ -49,7 +49,7 @@ from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.inputs import inputs_of
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Run
-from icmixup.lab.training.trained import Trained, find_run, load_run_data
+from icmixup.lab.training.trained import find_run, load_run_data
 
 BLOCK_PIXELS = {"cpu": 1 << 20, "cuda": 1 << 24}  # of the images that are corrupted at a time
 BLOCK_IMAGES = 1000
@@ -106,10 +106,8 @@ class Session:
 
     def scores(self, images: Tensor) -> Tensor:
         """(B, C) float32 scores of (B, channels, H, W) bytes, on their device."""
-        mean, std = (torch.tensor(part, device=images.device) for part in (self.data.mean, self.data.std))
-        autocast = torch.autocast(images.device.type, dtype=self.dtype, enabled=self.dtype is not None)
-        with evaluation_mode(self.model), torch.inference_mode(), autocast:
-            found: Tensor = self.model(normalise(images, mean, std))
+        with inference(self.model, images.device, self.dtype):
+            found: Tensor = self.model(normalise(images, self.data.mean, self.data.std))
         return found.float()
 
 
@@ -176,11 +174,7 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
         is_run = (folder / "recipe.json").exists() or not inside
         for run in [find_run(folder)] if is_run else finished_runs(folder, inside):
             found.setdefault(run.folder.resolve(), run)
-    if heads := [run.folder for run in found.values() if run.recipe.train == "head"]:
-        raise ValueError(
-            f"{heads[0]} trained a head on features, and only images can be corrupted; train on images, "
-            "with --train all"
-        )
+    check_trained_on_images(list(found.values()), "only images can be corrupted")
     check_no_repetition(list(found.values()))
     return list(found.values())
 
@@ -292,10 +286,8 @@ def evaluate_other(
     if not lacking:
         return
     sessions = [session for session, _ in lacking]
-    first = sessions[0]
-    inputs = inputs_of(first.data)
-    reader = Trained(first.model, inputs, 1.0, first.run.recipe.model, first.dtype, {})
-    images = read_blocks(other, reader, block_size(inputs.image_size, device))
+    inputs = inputs_of(sessions[0].data)
+    images = read_blocks(other, inputs, block_size(inputs.image_size, device))
     blocks = (block.to(device) for block in images)
     scores = compute_scores(sessions, blocks, other.name, progress)
     for (session, known), found in zip(lacking, scores, strict=True):

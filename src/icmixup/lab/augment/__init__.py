@@ -6,7 +6,8 @@ changes a batch of them. So an epoch can be drawn at once, and its images can be
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,15 +76,13 @@ class Drawn(NamedTuple):
 
     def rows(self, rows: slice) -> Drawn:
         """What was drawn for some of the images."""
-        return Drawn(
-            None if self.boxes is None else self.boxes[rows],
-            None if self.geometry is None else Geometry(*(part[rows] for part in self.geometry)),
-            None if self.operations is None else DrawnOperations(*(part[rows] for part in self.operations)),
-            None if self.jitter is None else Jitter(*(part[rows] for part in self.jitter)),
-            None if self.erased is None else Erased(*(part[rows] for part in self.erased)),
-            None if self.second is None else DrawnOperations(*(part[rows] for part in self.second)),
-            None if self.cutout is None else Erased(*(part[rows] for part in self.cutout)),
-        )
+
+        def take(part: Any) -> Any:
+            if part is None or isinstance(part, Tensor):
+                return None if part is None else part[rows]
+            return type(part)(*map(take, part))
+
+        return Drawn(*map(take, self))
 
 
 def draw_augmentation(
@@ -224,13 +223,13 @@ def mirror(images: Tensor, flipped: Tensor | None) -> Tensor:
     return torch.where(flags[:, None, None, None], images.flip(3), images)
 
 
-def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+def normalise(images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> Tensor:
     """Normalise (N, channels, H, W) uint8 images to float32.
 
     Args:
         mean, std: (channels,) of pixels in [0, 1].
     """
-    shift, scale = normaliser(mean.to(images.device), std.to(images.device))
+    shift, scale = normaliser(*(torch.as_tensor(part, device=images.device) for part in (mean, std)))
     return torch.addcmul(shift, images, scale)
 
 

@@ -151,16 +151,19 @@ def parse(args: Sequence[str], recipe: str) -> Any:
     from tyro import conf
 
     from icmixup.lab.cli.pretrained import start_recipe
-    from icmixup.lab.cli.shared import join_lines_of_help
+    from icmixup.lab.cli.shared import groups_of, join_lines_of_help
 
     def command(name: str) -> Any:
         module = command_module(name)
         flags = getattr(module, f"{name.capitalize()}Flags")
-        join_lines_of_help(flags)
-        text = module.HELP if args and args[0] == name else module.SUMMARY
+        text = module.SUMMARY
+        if args and args[0] == name:  # only its flags are shown
+            text = module.HELP
+            join_lines_of_help(flags)
         given = {}
         if name in WITH_RECIPE:
-            given["default"] = getattr(module, f"{name}_defaults")(start_recipe(recipe, args))
+            start = start_recipe(recipe, args)
+            given["default"] = flags(model=start.model, **groups_of(start))
         subcommand = conf.subcommand(name=name, description=text, **given)
         return Annotated[flags, subcommand]
 

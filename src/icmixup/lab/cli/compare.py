@@ -19,7 +19,6 @@ from icmixup.lab.cli.shared import (
     Flag,
     RecipeFlags,
     Where,
-    groups_of,
     join_groups,
     make_execution,
     plain_path,
@@ -133,11 +132,6 @@ class CompareFlags(RecipeFlags):
         return tuple(name for text in self.methods or () for name in text.replace(",", " ").split())
 
 
-def compare_defaults(recipe: Recipe) -> CompareFlags:
-    """The flags with the values of a recipe as defaults."""
-    return CompareFlags(model=recipe.model, **groups_of(recipe))
-
-
 class ComparisonPlan(NamedTuple):
     """What is compared, once the data is known."""
 
@@ -243,8 +237,7 @@ def make_plan(
         # Runs of seconds on small matrices: more processes or threads would cost more than they gain.
         workers = 1 if execution.workers is None else execution.workers
         execution = dataclasses.replace(execution, workers=workers, threads=1)
-    assert execution.dataset is not None
-    data = first_fold(recipe, execution.dataset)
+    data = first_fold(recipe, execution.loaded)
     methods = choose_methods(named, recipe, data)
     runs = len(methods) * len(seeds) * (recipe.folds or 1)
     concurrent = count_workers(runs, execution.device, execution.workers)
@@ -296,8 +289,7 @@ def tuning_parts(flags: CompareFlags, plan: ComparisonPlan) -> int:
         return 1
     from icmixup.lab.comparison.tuning import held_out_parts
 
-    assert plan.execution.dataset is not None
-    return len(held_out_parts(plan.execution.dataset, flags.tune_parts))
+    return len(held_out_parts(plan.execution.loaded, flags.tune_parts))
 
 
 def tune(flags: CompareFlags, plan: ComparisonPlan, folder: Path) -> Tuned:
@@ -332,6 +324,7 @@ def make_overview(plan: ComparisonPlan, recipe_name: str, runs: int, flags: Comp
     where = pick_device(plan.execution.device).type if local else "Ray"
     several = f", {plan.concurrent} runs concurrently" if local and plan.concurrent > 1 else ""
     timed = dataclasses.replace(plan.execution, concurrent=plan.concurrent)
+    whole = plan.execution.loaded
     if plan.filler is not None:
         total = count_runs(plan.filler.plan.fit, plan.recipe)
         seconds: float | None = plan.filler.planned_end(total - runs) if runs else 0.0
@@ -351,7 +344,7 @@ def make_overview(plan: ComparisonPlan, recipe_name: str, runs: int, flags: Comp
         tuning="" if flags.tune is None else describe_tuning(flags.tune, flags.tune_parts, plan.execution),
         tune_parts=flags.tune_parts,
         measure=flags.measure,
-        tested=None if plan.recipe.folds is None else count_images(plan.execution),
+        tested=None if plan.recipe.folds is None else len(whole.train) + len(whole.test),
     )
 
 
@@ -389,12 +382,6 @@ def make_live_report(
         note=print_note,
         on_first_page=open_in_browser if flags.page.open else None,
     )
-
-
-def count_images(execution: Execution) -> int:
-    """All images, training and test."""
-    assert execution.dataset is not None
-    return len(execution.dataset.train) + len(execution.dataset.test)
 
 
 def train_and_compare(
@@ -455,8 +442,7 @@ def estimate_time(recipe: Recipe, methods: Sequence[str], runs: int, execution: 
     # A trial would take as long as compiling, and under torchrun all ranks would have to stop together.
     if recipe.compile or execution.engine == "ray" or world_size() > 1:
         return None
-    assert execution.dataset is not None
-    check_sizes(recipe, first_fold(recipe, execution.dataset))
+    check_sizes(recipe, first_fold(recipe, execution.loaded))
     return estimate_seconds(fold_recipes(recipe)[0], slowest(methods), runs, execution)
 
 

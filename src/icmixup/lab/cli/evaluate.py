@@ -14,7 +14,7 @@ from tyro import conf
 
 from icmixup.lab.cli.shared import Flag, Machine
 from icmixup.lab.cli.terminal import print_note, print_rows, stderr_console
-from icmixup.lab.wording import count
+from icmixup.lab.wording import NO_VALUE, count, format_or_dash, with_spread
 
 if TYPE_CHECKING:
     from icmixup.lab.analysis.robustness import Summary
@@ -31,7 +31,6 @@ are stored as evaluation.json in its folder and reused.
   icmixup evaluate runs/digits.small-cnn.quick.1a2b3c         all runs of a comparison
   icmixup evaluate runs/photos.resnet18.* --ood other/photos --csv shifted.csv
   icmixup evaluate runs --corruptions fog snow --strengths 3 5 --baseline erm"""
-NO_VALUE = "-"
 QUIET_SECONDS = 30.0  # between two lines of progress where there is no terminal
 
 
@@ -165,8 +164,8 @@ def print_accuracies(summaries: Sequence[Summary], baseline: str | None) -> None
 def compared_cells(summary: Summary, baseline: str) -> list[str]:
     if summary.line == baseline:
         return ["100", "baseline"]
-    error = NO_VALUE if summary.corruption_error is None else f"{summary.corruption_error:.1f}"
-    return [error, NO_VALUE if summary.difference is None else str(summary.difference)]
+    difference = NO_VALUE if summary.difference is None else str(summary.difference)
+    return [format_or_dash(summary.corruption_error, ".1f"), difference]
 
 
 def print_probabilities(summaries: Sequence[Summary]) -> None:
@@ -193,11 +192,4 @@ def print_probabilities(summaries: Sequence[Summary]) -> None:
 
 
 def clean_and_corrupted(summary: Summary, metric: str, form: str) -> str:
-    parts = (summary.clean[metric], summary.corrupted[metric])
-    return " → ".join(NO_VALUE if part is None else f"{part:{form}}" for part in parts)
-
-
-def with_spread(value: float | None, spread: float | None) -> str:
-    if value is None:
-        return NO_VALUE
-    return f"{value:.1f}" if spread is None else f"{value:.1f} ± {spread:.1f}"
+    return " → ".join(format_or_dash(part[metric], form) for part in (summary.clean, summary.corrupted))

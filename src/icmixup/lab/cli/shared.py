@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import functools
 import inspect
 import itertools
 import os
@@ -121,6 +122,7 @@ def join_groups(groups: object, **task: Any) -> Recipe:
     return Recipe(**task, **values)
 
 
+@functools.cache
 def join_lines_of_help(flags: type) -> None:
     """Give tyro the docstrings of fields as paragraphs: --help would also break lines where the source does.
 

@@ -14,7 +14,6 @@ from icmixup.lab.cli.loading import load_and_settle
 from icmixup.lab.cli.shared import (
     RecipeFlags,
     Where,
-    groups_of,
     join_groups,
     make_execution,
     plain_path,
@@ -66,11 +65,6 @@ class TrainFlags(RecipeFlags):
         return join_groups(self, dataset=data, model=self.model, method=self.method, seed=self.seed)
 
 
-def train_defaults(recipe: Recipe) -> TrainFlags:
-    """The flags with the values of a recipe as defaults."""
-    return TrainFlags(model=recipe.model, **groups_of(recipe))
-
-
 def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str]) -> int:
     """Train, and print one line.
 
@@ -90,8 +84,7 @@ def run_train(flags: TrainFlags, recipe_name: str, given: Collection[str]) -> in
     check_out(flags.out)
     execution = make_execution(flags.out, flags.where)
     recipe, execution = load_and_settle(flags.run_recipe(), recipe_name, given, (flags.method,), execution)
-    data, device = execution.dataset, pick_device(execution.device)
-    assert data is not None
+    data, device = execution.loaded, pick_device(execution.device)
     check_linear_classifier(recipe, data)
     if flags.where.fresh:
         delete_runs([recipe], execution)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from icmixup.lab.cli.terminal import is_first_rank, print_note, stderr_console
+from icmixup.lab.wording import count
 
 if TYPE_CHECKING:
     from icmixup.lab.comparison.compare import Tuned
@@ -44,10 +45,9 @@ def describe_tuning(number: int, parts: int | None, execution: Execution) -> str
     """One line for the overview; a ValueError if there can be no validation part."""
     from icmixup.lab.comparison.tuning import held_out_parts
 
-    assert execution.dataset is not None
-    held_out = held_out_parts(execution.dataset, parts).values()
+    held_out = held_out_parts(execution.loaded, parts).values()
     train, test = span([len(part.train) for part in held_out]), span([len(part.test) for part in held_out])
-    trials = f"{number} trial{'s' * (number > 1)} per method, "
+    trials = f"{count(number, 'trial')} per method, "
     if len(held_out) == 1:
         return f"{trials}on {train} training images and {test} for validation"
     return (
@@ -105,22 +105,18 @@ def run_tuning(
     tuning = tune_methods(
         recipe, methods, number, execution=execution, parts=parts, show=show, on_round=write, fresh=fresh
     )
-    for line in describe_choices(recipe, tuning):
+    for line in describe_choices(tuning):
         print_note(line)
     return tuning.best
 
 
-def describe_choices(recipe: Recipe, tuning: Tuning) -> list[str]:
+def describe_choices(tuning: Tuning) -> list[str]:
     """The chosen values of each method, and what they have on the validation images."""
-    from icmixup.lab.comparison.tuning import is_chosen, tuned_values
-
     lines = []
-    for method, values in tuning.best.items():
-        trials = [trial for trial in tuning.trials if trial.method == method]
-        chosen = values or tuned_values(dataclasses.replace(recipe, method=method))
-        written = ", ".join(f"{name} {value:.3g}" for name, value in chosen.items())
-        best = next((trial for trial in trials if is_chosen(trial, method, values)), trials[0])
-        default = "" if best is trials[0] else f" (the recipe's own values: {describe_result(trials[0])})"
+    for method in tuning.best:
+        first, best = tuning.trials_of(method)[0], tuning.chosen(method)
+        written = ", ".join(f"{name} {value:.3g}" for name, value in best.values.items())
+        default = "" if best is first else f" (the recipe's own values: {describe_result(first)})"
         lines.append(f"tuned {method}: {written}; validation {describe_result(best)}{default}")
     return lines
 

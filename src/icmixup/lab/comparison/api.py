@@ -32,11 +32,11 @@ from icmixup.lab.comparison.compare import (
     write_comparison,
 )
 from icmixup.lab.comparison.compare import compare as compare_recipes
-from icmixup.lab.comparison.overview import IN_PYTHON, Overview, describe_comparison
+from icmixup.lab.comparison.overview import IN_PYTHON, Overview, augments, describe_comparison
 from icmixup.lab.comparison.result import ComparisonResult
 from icmixup.lab.comparison.statistics import COMPARED
 from icmixup.lab.comparison.tuning import Batch, check_trials, held_out_parts, tune_methods, write_tuning
-from icmixup.lab.datasets import Dataset, Examples
+from icmixup.lab.datasets import Dataset
 from icmixup.lab.datasets.arrays import Data, Transform, make_dataset
 from icmixup.lab.datasets.examples import is_channels_last
 from icmixup.lab.models import MODELS, build_model, find_builder, is_own
@@ -211,17 +211,13 @@ class Plan:
     measure: str
 
     @property
-    def data(self) -> Dataset:
-        assert self.execution.dataset is not None
-        return self.execution.dataset
-
-    @property
     def folder(self) -> Path:
         """Where the files of the comparison are: depends on what names mean, as runs do."""
+        data = self.execution.loaded
         recipes = [dataclasses.replace(self.recipe, method=method) for method in self.methods]
-        identities = [identify(recipe, self.data, "cpu") for recipe in recipes]
+        identities = [identify(recipe, data, "cpu") for recipe in recipes]
         meaning = " ".join(f"{identity.data} {identity.model} {identity.method}" for identity in identities)
-        parts = 1 if self.tune is None else len(held_out_parts(self.data, self.tune_parts))
+        parts = 1 if self.tune is None else len(held_out_parts(data, self.tune_parts))
         name = comparison_name(
             *(self.recipe, IN_PYTHON, self.methods, self.seeds, self.baseline, meaning),
             *(self.tune, parts, self.measure),
@@ -263,7 +259,7 @@ class Plan:
         )
         write_comparison(comparison, self.folder)
         if comparison.rows:
-            counts = self.data.class_counts.tolist()
+            counts = self.execution.loaded.class_counts.tolist()
             write_class_files(self.folder, self.execution.out, comparison.rows, self.methods, counts)
         return comparison
 
@@ -294,7 +290,7 @@ class Plan:
     def overview(self) -> Overview:
         return describe_comparison(
             self.recipe,
-            self.data,
+            self.execution.loaded,
             self.methods,
             self.seeds,
             recipe_name=IN_PYTHON,
@@ -431,8 +427,7 @@ def check_settings(settings: Mapping[str, object], data: Dataset) -> None:
             hint = f"did you mean {' or '.join(near)}?" if near else f"use {', '.join(sorted(known))}"
             raise ValueError(f"compare has no setting {setting!r}; {hint}")
     augmenting = [entry.name for entry in dataclasses.fields(Augmentation) if entry.name in settings]
-    images = data.train.images
-    if augmenting and (isinstance(images, Examples) or images.dtype != torch.uint8):
+    if augmenting and not augments(data):
         raise ValueError(
             f"{', '.join(augmenting)} would have no effect: only arrays of uint8 images are augmented by "
             "settings; use transform= or the transforms of your dataset"

@@ -17,8 +17,10 @@ import numpy.typing as npt
 
 from icmixup.lab.training.predictions import Predictions, read_predictions
 from icmixup.lab.training.run_folder import Row, write_atomically
+from icmixup.lab.wording import first_few
 
 MOST_CONFUSED = 20  # pairs listed for each method
+NAMED = 3  # classes in an error message
 Matrix = npt.NDArray[np.float64]
 
 
@@ -61,14 +63,10 @@ def common_class_names(runs: Sequence[Predictions], num_classes: int) -> tuple[s
         if run.class_names != first or len(run.class_names) != num_classes:
             raise ValueError(
                 f"predictions of different classes cannot be compared: {len(run.class_names)} classes "
-                f"({describe_names(run.class_names)}) and {max(len(first), num_classes)} "
-                f"({describe_names(first)})"
+                f"({first_few(run.class_names, NAMED)}) and {max(len(first), num_classes)} "
+                f"({first_few(first, NAMED)})"
             )
     return first
-
-
-def describe_names(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def confusion_matrix(predictions: Predictions) -> Matrix:

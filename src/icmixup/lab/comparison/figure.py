@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from icmixup.lab.comparison.compare import Comparison
 from icmixup.lab.comparison.statistics import Standing, measure_name, signed
 from icmixup.lab.training.run_folder import write_atomically
+from icmixup.lab.wording import count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,8 +33,8 @@ def plot_comparison(comparison: Comparison) -> Figure:
         draw_accuracies(left, standing, y)
         draw_difference(right, standing, baseline, y)
     label_rows(left, standings)
-    seeds = len(comparison.seeds)
-    finish_axes(left, f"test {measure_name(comparison.measure)}, % (mean of {seeds} seed{'s' * (seeds > 1)})")
+    seeds = count(len(comparison.seeds), "seed")
+    finish_axes(left, f"test {measure_name(comparison.measure)}, % (mean of {seeds})")
     finish_axes(right, f"difference to {comparison.baseline}, points (95 % CI)")
     right.axvline(0, color=ZERO_LINE_COLOUR, linewidth=1.5, zorder=1)
     title = "\n".join(textwrap.wrap(comparison.verdict, 110))

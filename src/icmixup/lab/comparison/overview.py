@@ -14,7 +14,7 @@ from icmixup.lab.datasets.duplicates import count_duplicates
 from icmixup.lab.models import build_model, is_own
 from icmixup.lab.sweep.progress import duration
 from icmixup.lab.training.recipe import FEWEST_STEPS, METHOD_FIELDS, QUICK, RECIPES, Recipe, images_per_epoch
-from icmixup.lab.wording import count
+from icmixup.lab.wording import count, first_few
 from icmixup.methods import find_method
 
 # Two trained methods often disagree on about one test image in ten. The choice of test images alone then
@@ -215,7 +215,7 @@ def find_warnings(
         found.append(average)
     missing = untested_classes(data.test.labels, data.class_names)
     if missing:
-        names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+        names = first_few(missing, 5)
         found.append(f"{len(missing)} of {data.num_classes} classes have no test images: {names}")
     fewest, most = int(sizes[sizes > 0].min()), int(sizes.max())
     if most >= LONG_TAIL_RATIO * fewest and measure == "accuracy":

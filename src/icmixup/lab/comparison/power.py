@@ -52,8 +52,8 @@ def estimate_design(samples: Sequence[Sample], methods: int) -> Design | None:
     )
 
 
-def chance_to_find(design: Design, seeds: int, images: int, target: float = TARGET) -> float:
-    """Probability that a true difference is significant after correction for all pairs."""
+def chance_to_find(design: Design, seeds: int, images: int) -> float:
+    """Probability that a true difference of TARGET is significant after correction for all pairs."""
     from scipy.stats import norm
 
     per_image = 1 / images if images else 0.0
@@ -62,15 +62,15 @@ def chance_to_find(design: Design, seeds: int, images: int, target: float = TARG
     prior = min(PRIOR_FREEDOM, (seeds - 1) * (design.methods - 2) / 2)
     level = 1 - ERROR / math.comb(design.methods, 2)
     critical = margin(of_seeds, of_images, seeds - 1 + prior, level, design.residual * per_image / seeds)
-    return float(norm.cdf((target - critical) / math.sqrt(of_seeds + of_images)))
+    return float(norm.cdf((TARGET - critical) / math.sqrt(of_seeds + of_images)))
 
 
-def requirement(design: Design, target: float = TARGET) -> Requirement:
+def requirement(design: Design) -> Requirement:
     """Seeds at the present number of test images, images at the present number of seeds, or both."""
     now = design.images
 
     def enough(seeds: int, images: int) -> bool:
-        return chance_to_find(design, seeds, images, target) >= POWER
+        return chance_to_find(design, seeds, images) >= POWER
 
     seeds = smallest(lambda n: enough(n, now), 2, MOST_SEEDS)
     if not now:

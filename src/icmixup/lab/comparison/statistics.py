@@ -75,12 +75,9 @@ class Difference:
     p_corrected: float | None = None  # for all pairs and all looks of the comparison
 
     @property
-    def above(self) -> bool:
-        return self.clear and self.mean > 0
-
-    @property
-    def below(self) -> bool:
-        return self.clear and self.mean < 0
+    def side(self) -> str:
+        """On which side of 0 it clearly is: "above", "below", or "" if that is not clear."""
+        return "" if not self.clear else "above" if self.mean > 0 else "below"
 
     @property
     def clear(self) -> bool:
@@ -124,12 +121,12 @@ class Standing:
 
     @property
     def mean(self) -> float | None:
-        return fmean(self.finished) if self.finished else None
+        return known_mean(self.accuracies)
 
     @property
     def std(self) -> float | None:
         """Sample standard deviation over seeds."""
-        return stdev(self.finished) if len(self.finished) > 1 else None
+        return spread(self.finished)
 
     @property
     def is_infinite_class(self) -> bool:
@@ -137,8 +134,7 @@ class Standing:
         return bool(find_method(self.method).axes)
 
     def average(self, measure: str) -> float | None:
-        values = without_none(self.metrics[measure])
-        return fmean(values) if values else None
+        return known_mean(self.metrics[measure])
 
 
 class Look(NamedTuple):
@@ -158,6 +154,17 @@ class Decision(NamedTuple):
     stopped: dict[str, int]  # the others, and the seeds after which they were clearly behind
     p_corrected: dict[Pair, float]
     limited_by_images: bool  # more seeds would hardly narrow an interval
+
+
+def known_mean(values: Sequence[float | None]) -> float | None:
+    """Mean of the values that are there; None if there are none."""
+    known = without_none(values)
+    return fmean(known) if known else None
+
+
+def spread(values: Collection[float]) -> float | None:
+    """Sample standard deviation; None for fewer than two values."""
+    return stdev(values) if len(values) > 1 else None
 
 
 def without_none(values: Sequence[float | None]) -> tuple[float, ...]:

@@ -13,8 +13,9 @@ from rich.text import Text
 from icmixup.lab.comparison.compare import Comparison
 from icmixup.lab.comparison.statistics import Standing, are_classes_uneven, measure_key
 from icmixup.lab.sweep.progress import duration
+from icmixup.lab.wording import NO_VALUE, format_or_dash, with_spread
 
-NO_VALUE = "-"
+ROW_STYLES = {"above": "green", "below": "red", "": ""}
 FILE_WIDTH = 132  # characters per line where the output is not a terminal
 
 
@@ -64,9 +65,7 @@ def comparison_table(comparison: Comparison, columns: list[Column]) -> Table:
 
 def row_style(standing: Standing) -> str:
     """Green if clearly above the baseline, red if clearly below, after correction for all comparisons."""
-    if standing.difference is None or not standing.difference.clear:
-        return ""
-    return "green" if standing.difference.above else "red"
+    return "" if standing.difference is None else ROW_STYLES[standing.difference.side]
 
 
 def accuracy_columns(comparison: Ranked) -> list[Column]:
@@ -134,11 +133,10 @@ def accuracy_cell(standing: Standing) -> str:
     """Mean ± standard deviation over seeds, and how many runs failed or were not needed."""
     if standing.mean is None:
         return "no result"
-    spread = "" if standing.std is None else f" ± {standing.std:.1f}"
     notes = [f"{standing.failed} failed"] if standing.failed else []
     if standing.stopped_after is not None and standing.stopped_after < len(standing.accuracies):
         notes.append(f"{standing.stopped_after} seeds")
-    return f"{standing.mean:.1f}{spread}" + (f" ({', '.join(notes)})" if notes else "")
+    return with_spread(standing.mean, standing.std) + (f" ({', '.join(notes)})" if notes else "")
 
 
 def raw_and_scaled(standing: Standing, measure: str, form: str) -> str:
@@ -149,10 +147,6 @@ def raw_and_scaled(standing: Standing, measure: str, form: str) -> str:
 def run_time(standing: Standing) -> str:
     minutes = standing.average("minutes")
     return NO_VALUE if minutes is None else duration(60 * minutes)
-
-
-def format_or_dash(value: float | None, form: str) -> str:
-    return NO_VALUE if value is None else f"{value:{form}}"
 
 
 def stdout_console() -> Console:

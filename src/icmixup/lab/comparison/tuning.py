@@ -20,8 +20,6 @@ only method whose own setting is not tuned.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -40,6 +38,7 @@ from icmixup.lab.sweep.progress import Display
 from icmixup.lab.training.evaluate import balanced_accuracy, class_accuracies
 from icmixup.lab.training.execution import Execution
 from icmixup.lab.training.loop import check_sizes
+from icmixup.lab.training.output import rows_as_csv
 from icmixup.lab.training.predictions import read_predictions
 from icmixup.lab.training.recipe import Recipe, derive_seed
 from icmixup.lab.training.run_folder import TRIALS_FOLDER, Row, write_atomically
@@ -81,6 +80,15 @@ class Tuning(NamedTuple):
     best: dict[str, Values]
     number: int  # of trials per method
     parts: tuple[Dataset, ...]  # each holds out other training images
+
+    def trials_of(self, method: str) -> list[Trial]:
+        """In the order in which they were suggested."""
+        return [trial for trial in self.trials if trial.method == method]
+
+    def chosen(self, method: str) -> Trial:
+        """The first trial that has the chosen values, which may be the recipe's own."""
+        trials, values = self.trials_of(method), self.best[method]
+        return next(trial for trial in trials if trial.values == values) if values else trials[0]
 
 
 class Batch(NamedTuple):
@@ -212,8 +220,7 @@ class Tuner:
         execution: Execution,
         parts: int | None = None,
     ) -> None:
-        data = execution.dataset
-        assert data is not None
+        data = execution.loaded
         self.number = number
         held_out = held_out_parts(data, parts)
         self.parts = tuple(held_out.values())
@@ -357,43 +364,20 @@ def pick_best(trials: Sequence[Trial]) -> Values:
 def write_tuning(tuning: Tuning, folder: Path) -> Path:
     """Write tuning.csv: one line per trial."""
     folder.mkdir(parents=True, exist_ok=True)
-    chosen = {
-        method: min(
-            (trial.number for trial in tuning.trials if is_chosen(trial, method, values)), default=None
-        )
-        for method, values in tuning.best.items()
-    }
-    text = io.StringIO()
-    writer = csv.DictWriter(text, TRIAL_COLUMNS, restval="", lineterminator="\n")
-    writer.writeheader()
-    for trial in sorted(
-        tuning.trials, key=lambda trial: (list(tuning.best).index(trial.method), trial.number)
-    ):
-        writer.writerow(trial_columns(trial) | {"chosen": trial.number == chosen[trial.method]})
-    write_atomically(folder / TUNING_FILE, text.getvalue().encode())
+    rows = [
+        trial_columns(trial) | {"chosen": trial is tuning.chosen(method)}
+        for method in tuning.best
+        for trial in tuning.trials_of(method)
+    ]
+    write_atomically(folder / TUNING_FILE, rows_as_csv(rows, TRIAL_COLUMNS).encode())
     return folder / TUNING_FILE
 
 
 TRIAL_COLUMNS = (
-    *(
-        "method",
-        "trial",
-        "lr",
-        "weight_decay",
-        "alpha",
-        "adjust_tau",
-        "mean_class_nll",
-        "balanced_accuracy",
-        "accuracy",
-        "chosen",
-        "status",
-    ),
+    *("method", "trial", "lr", "weight_decay", "alpha", "adjust_tau"),
+    *("mean_class_nll", "balanced_accuracy", "accuracy", "chosen", "status"),
     *("train_images", "minutes", "device", "torch", "commit", "date", "folder"),
 )
-
-
-def is_chosen(trial: Trial, method: str, values: Values) -> bool:
-    return trial.method == method and (trial.values == values if values else trial.number == 0)
 
 
 def trial_columns(trial: Trial) -> dict[str, object]:

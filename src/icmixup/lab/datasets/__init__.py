@@ -52,6 +52,7 @@ from icmixup.lab.datasets.subsets import (
     keep_out,
     measure_statistics,
     subset_counts,
+    take_subset,
     validation_dataset,
 )
 
@@ -83,8 +84,8 @@ __all__ = [
 
 DATASETS = ("digits", *LAYOUTS)
 
-# Mean and std of the authors' code (the paper gives none). ciFAIR's training images are CIFAR's.
 BLOCK = 1024  # images that are resized at a time
+# Mean and std of the authors' code (the paper gives none). ciFAIR's training images are CIFAR's.
 _CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 _CIFAR100 = ((0.50708, 0.48655, 0.44092), (0.26733, 0.25644, 0.27615))
 STATISTICS = {"cifar10": _CIFAR10, "cifar100": _CIFAR100, "cifair10": _CIFAR10, "cifair100": _CIFAR100}
@@ -128,16 +129,8 @@ def load_dataset(
     train = source.train
     if spec.split is not None:
         train = train[deic_rows(train.labels, spec.split)]
-    counts = subset_counts(
-        torch.bincount(train.labels, minlength=len(source.class_names)),
-        per_class=spec.per_class,
-        fraction=spec.fraction,
-        imbalance=spec.imbalance,
-        class_names=source.class_names,
-    )
-    draw = draw_ldam_subset if spec.tail_draw == "ldam" else draw_subset
     # Only what was drawn is resized: all images of CIFAR at 224 pixels take 9 GB.
-    drawn = source._replace(train=train[draw(train.labels, counts, spec.data_seed)])
+    drawn = source._replace(train=take_subset(train, spec, source.class_names))
     source = resize_source(drawn, size)
     train, held = source.train, None
     if spec.held_out:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from icmixup.lab.datasets.photos import Photos
-from icmixup.lab.datasets.subsets import Dataset, DataSpec, Split, draw_subset, subset_counts
+from icmixup.lab.datasets.subsets import Dataset, DataSpec, Split, split_off, take_subset
 
 
 def take_fold(dataset: Dataset, spec: DataSpec) -> Dataset:
@@ -31,18 +31,11 @@ def take_fold(dataset: Dataset, spec: DataSpec) -> Dataset:
     images = merge(dataset.train, dataset.test)
     check_folds(images.labels, spec.folds, dataset.class_names)
     numbers = fold_numbers(images.labels, spec.folds, spec.fold_seed)
-    train = images[(numbers != spec.fold - 1).nonzero().squeeze(1)]
-    counts = subset_counts(
-        torch.bincount(train.labels, minlength=dataset.num_classes),
-        per_class=spec.per_class,
-        fraction=spec.fraction,
-        imbalance=spec.imbalance,
-        class_names=dataset.class_names,
-    )
+    train, test = split_off(images, numbers == spec.fold - 1)
     fold = replace(
         dataset,
-        train=train[draw_subset(train.labels, counts, spec.data_seed)],
-        test=images[(numbers == spec.fold - 1).nonzero().squeeze(1)],
+        train=take_subset(train, spec, dataset.class_names),
+        test=test,
         split_by=f"fold {spec.fold} of {spec.folds}",
         fold=spec,
     )

@@ -24,7 +24,6 @@ class Listing(NamedTuple):
     classes: int
     size: str
     where: str
-    available: bool
 
 
 class Check(NamedTuple):
@@ -40,7 +39,7 @@ class Check(NamedTuple):
 
 def list_datasets(data_dir: Path) -> list[Listing]:
     """All named datasets, and whether each is in data_dir."""
-    digits = Listing("digits", 1198, 599, 10, "1 x 8 x 8", "ships with scikit-learn", True)
+    digits = Listing("digits", 1198, 599, 10, "1 x 8 x 8", "ships with scikit-learn")
     return [digits, *(_listing(name, Path(data_dir)) for name in LAYOUTS)]
 
 
@@ -51,7 +50,7 @@ def _listing(name: str, data_dir: Path) -> Listing:
     found = data_dir / layout.archive.folder if layout else archive
     where = str(found) if found else f"not in {data_dir}: icmixup data get {name}"
     sizes = (TRAIN_IMAGES, TEST_IMAGES, NUM_CLASSES[name])
-    return Listing(name, *sizes, "3 x 32 x 32", where, found is not None)
+    return Listing(name, *sizes, "3 x 32 x 32", where)
 
 
 def get_dataset(name: str, data_dir: Path, *, download: bool = True, show_progress: bool = False) -> Dataset:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from icmixup.lab.datasets.examples import Examples
 from icmixup.lab.datasets.photos import Photos
+from icmixup.lab.wording import first_few
 
 HOLD_OUT_SEED = 20231120  # must never change: all runs have to be tested on the same held-out images
 MEASURED_PHOTOS = 512
@@ -167,6 +168,19 @@ class Dataset:
         return moved
 
 
+def take_subset(train: Split, spec: DataSpec, class_names: Sequence[str]) -> Split:
+    """The training images that a spec keeps."""
+    counts = subset_counts(
+        torch.bincount(train.labels, minlength=len(class_names)),
+        per_class=spec.per_class,
+        fraction=spec.fraction,
+        imbalance=spec.imbalance,
+        class_names=class_names,
+    )
+    draw = draw_ldam_subset if spec.tail_draw == "ldam" else draw_subset
+    return train[draw(train.labels, counts, spec.data_seed)]
+
+
 def subset_counts(
     class_counts: Tensor,
     *,
@@ -303,10 +317,7 @@ def keep_out(split: Split, num_classes: int, share: float) -> tuple[Split, Split
         raise ValueError(
             f"held_out={share:g} leaves no image to hold out: no class has two training images; add images"
         )
-    rows = draw_subset(split.labels, held, HOLD_OUT_SEED)
-    kept = torch.ones(len(split), dtype=torch.bool)
-    kept[rows] = False
-    return split[kept.nonzero().squeeze(1)], split[rows]
+    return split_off(split, shuffled_ranks(split.labels, HOLD_OUT_SEED) < held[split.labels])
 
 
 def hold_out(split: Split, class_names: Sequence[str], parts: int) -> tuple[Split, Split]:
@@ -319,10 +330,12 @@ def hold_out(split: Split, class_names: Sequence[str], parts: int) -> tuple[Spli
             "because one is held out for testing: add images, or a val/ folder or a test split"
         )
     held = (counts / parts).round().long().clamp(min=1)
-    rows = draw_subset(split.labels, held, HOLD_OUT_SEED)
-    kept = torch.ones(len(split), dtype=torch.bool)
-    kept[rows] = False
-    return split[kept.nonzero().squeeze(1)], split[rows]
+    return split_off(split, shuffled_ranks(split.labels, HOLD_OUT_SEED) < held[split.labels])
+
+
+def split_off(split: Split, taken: Tensor) -> tuple[Split, Split]:
+    """The images where (N,) `taken` is False, and those where it is True."""
+    return split[(~taken).nonzero().squeeze(1)], split[taken.nonzero().squeeze(1)]
 
 
 def validation_dataset(data: Dataset, part: int = 0) -> Dataset:
@@ -337,11 +350,10 @@ def validation_dataset(data: Dataset, part: int = 0) -> Dataset:
     counts = data.class_counts.cpu()
     single = (counts < 2).nonzero().flatten().tolist()
     if single:
-        named = ", ".join(repr(data.class_names[label]) for label in single[:5])
-        more = ", ..." if len(single) > 5 else ""
+        named = first_few([repr(data.class_names[label]) for label in single], 5)
         raise ValueError(
             f"a validation part would leave {len(single)} of {data.num_classes} classes empty, because they "
-            f"have a single training image: {named}{more} (the largest class has {int(counts.max())}); "
+            f"have a single training image: {named} (the largest class has {int(counts.max())}); "
             "tuning needs at least 2 images of each class: add images, or leave out these classes"
         )
     images = data.train.to("cpu")
@@ -351,10 +363,11 @@ def validation_dataset(data: Dataset, part: int = 0) -> Dataset:
     stop = first + (part * others).round().long()
     ranks = shuffled_ranks(images.labels, HOLD_OUT_SEED)
     held = (start[images.labels] <= ranks) & (ranks < stop[images.labels])
+    train, test = split_off(images, held)
     return replace(
         data,
-        train=images[(~held).nonzero().squeeze(1)],
-        test=read_as_test(images[held.nonzero().squeeze(1)], data.test),
+        train=train,
+        test=read_as_test(test, data.test),
         split_by=f"part {part + 1} of {VALIDATION_PARTS} of the training images held out",
     )
 

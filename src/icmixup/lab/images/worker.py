@@ -77,8 +77,8 @@ def apply(function: Callable[[Any], Any], items: Sequence[Any]) -> Reply:
 
 
 def portable(error: Exception) -> Exception:
-    """The error, or its text if it cannot be pickled."""
+    """The error in a form that can cross a pipe: its text if it cannot be pickled."""
     try:
         return pickle.loads(pickle.dumps(error))  # type: ignore[no-any-return]
-    except Exception:
+    except Exception:  # an exception with its own constructor
         return RuntimeError(f"{type(error).__name__}: {error}")

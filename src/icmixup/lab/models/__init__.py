@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,7 @@ from icmixup.lab.models.timm import (
     weights_file,
 )
 from icmixup.lab.models.weights import (
+    NAMED,
     LoadReport,
     WeightsDoNotFit,
     check_finite,
@@ -48,10 +50,10 @@ from icmixup.lab.models.weights import (
     digest_file,
     fits,
     match_weights,
-    name_some,
     read_weights,
     shrink_head,
 )
+from icmixup.lab.wording import first_few
 
 __all__ = [
     "MODELS",
@@ -67,6 +69,7 @@ __all__ = [
     "portable_name",
     "preprocessing_of",
     "replace_classifier",
+    "seeded",
     "start_note",
     "uses_attention",
     "weights_digest",
@@ -123,15 +126,22 @@ def build_model(
     if channels < 1:
         raise ValueError(f"channels must be at least 1, got {channels}")
     build = find_builder(name, image_size)
-    # Only the CPU's generator: torch.manual_seed would also seed the GPUs, which are not forked here.
-    with SEED_LOCK, torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)
+    with seeded(seed):
         model = build(num_classes, channels)
         if cosine:
             replace_classifier(model, name, CosineLinear(classifier_of(model, name).in_features, num_classes))
     if weights is not None:
         load_weights(model, name, weights, channels, image_size, keep_head)
     return model
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Context in which modules are made on the CPU with weights from the seed; random state is restored."""
+    # Only the CPU's generator: torch.manual_seed would also seed the GPUs, which are not forked here.
+    with SEED_LOCK, torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def replace_classifier(model: nn.Module, name: str, classifier: nn.Module) -> None:
@@ -149,8 +159,7 @@ def build_linear(num_classes: int, width: int, *, cosine: bool = False, seed: in
     CosineLinear, whose weights need a direction: they are random, from the seed.
     """
     if cosine:
-        with SEED_LOCK, torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            torch.default_generator.manual_seed(seed)
+        with seeded(seed):
             return CosineLinear(width, num_classes)
     head = nn.Linear(width, num_classes, device="meta").to_empty(device="cpu")
     for weight in head.parameters():
@@ -195,7 +204,7 @@ def describe_misfit(
     name: str, weights: str, state: Mapping[str, Tensor], report: LoadReport, file: Path | None
 ) -> str:
     total = len(report.loaded) + len(report.missing)
-    missing = f"for example {name_some(report.missing)}"
+    missing = f"for example {first_few(report.missing, NAMED)}"
     found = [] if file is None or not has_timm() else models_that_fit(dict(state), name, file)
     remedy = (
         f"they fit --model {' or '.join(map(unambiguous_name, found[:3]))}"

@@ -203,12 +203,8 @@ def sizes_near(name: str, image_size: int) -> list[int]:
     """The three sizes nearest to the given one that a network can take, and its own."""
     own = pretrained_config(name)["input_size"][-1]
     steps = sorted({step * near for step in (14, 16, 32) for near in range(1, 2 + 2 * image_size // step)})
-    found = [size for size in by_distance(steps, image_size)[:16] if takes_size(name, size)][:3]
-    return sorted({*found, own})
-
-
-def by_distance(sizes: list[int], wanted: int) -> list[int]:
-    return sorted(sizes, key=lambda size: abs(size - wanted))
+    nearest = sorted(steps, key=lambda size: abs(size - image_size))[:16]
+    return sorted({*[size for size in nearest if takes_size(name, size)][:3], own})
 
 
 def weights_file(name: str) -> Path:

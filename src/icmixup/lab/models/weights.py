@@ -17,6 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from icmixup.lab.wording import first_few
+
 State = dict[str, Tensor]
 # Where training scripts keep the weights in a checkpoint, an average of them first.
 ENTRIES = (
@@ -52,9 +54,9 @@ class LoadReport:
     def __str__(self) -> str:
         parts = [f"{len(self.loaded)} tensors loaded", f"new head ({', '.join(self.head) or 'none'})"]
         if self.missing:
-            parts.append(f"{len(self.missing)} not in the file and random ({name_some(self.missing)})")
+            parts.append(f"{len(self.missing)} not in the file and random ({first_few(self.missing, NAMED)})")
         if self.unused:
-            parts.append(f"{len(self.unused)} of the file not used ({name_some(self.unused)})")
+            parts.append(f"{len(self.unused)} of the file not used ({first_few(self.unused, NAMED)})")
         return ", ".join(parts)
 
 
@@ -181,7 +183,3 @@ def shrink_head(model: nn.Module, report: LoadReport) -> None:
             own[name].zero_()
         elif (spread := own[name].float().std()) > HEAD_STD:
             own[name].mul_(HEAD_STD / spread)
-
-
-def name_some(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean, stdev
+from statistics import fmean
 
+from icmixup.lab.comparison.statistics import known_mean, spread
 from icmixup.lab.datasets.cifar import NO_TWINS
 from icmixup.lab.paper.results import Result, experiment
 from icmixup.lab.paper.spec import PaperTable, RecipeChanges
@@ -48,12 +49,12 @@ class Ours:
 
     @property
     def mean(self) -> float | None:
-        return fmean(self.by_seed.values()) if self.by_seed else None
+        return known_mean(list(self.by_seed.values()))
 
     @property
     def std(self) -> float | None:
         """Sample standard deviation over seeds."""
-        return stdev(self.by_seed.values()) if self.n > 1 else None
+        return spread(self.by_seed.values())
 
 
 @dataclass(frozen=True)

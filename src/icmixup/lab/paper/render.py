@@ -13,7 +13,6 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from icmixup.lab.comparison.table import NO_VALUE
 from icmixup.lab.paper.fill import (
     STAND_IN_MARK,
     Entry,
@@ -26,6 +25,7 @@ from icmixup.lab.paper.fill import (
 from icmixup.lab.paper.published import TABLES
 from icmixup.lab.paper.results import Result, Results, conflicting_results
 from icmixup.lab.training.run_folder import write_atomically
+from icmixup.lab.wording import NO_VALUE
 
 PAGE_GUIDE = """`icmixup paper --write` generates this page from [runs.csv](runs.csv); do not edit it.
 

@@ -15,7 +15,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -172,11 +172,7 @@ def append_rows(path: Path, runs: Iterable[tuple[Recipe, Row]]) -> list[Result]:
     Args:
         runs: each a recipe and the row that train() returned for it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(path) as file:
-        file.seek(0)
-        old = file.read().splitlines(keepends=True)
-        header = read_header(old[0], path) if old else COLUMNS
+    with locked(path) as (file, old, header):
         new = new_rows(runs, header, path, parse_rows(old, path).rows)
         write_lines(file, old, [values for values, _ in new])
     return [result for _, result in new]
@@ -196,11 +192,7 @@ def append_file(path: Path, other: Path) -> list[Result]:
         )
     if not found.rows:
         raise ValueError(f"{other} has no rows to append")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(path) as file:
-        file.seek(0)
-        old = file.read().splitlines(keepends=True)
-        header = read_header(old[0], path) if old else COLUMNS
+    with locked(path) as (file, old, header):
         known = {result.key: f"{path}, line {result.line}" for result in parse_rows(old, path).rows}
         for result in found.rows:
             if result.key in known:
@@ -239,16 +231,17 @@ def new_rows(
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[IO[str]]:
-    """Open the file to read and append while no other process does."""
+def locked(path: Path) -> Iterator[tuple[IO[str], list[str], Sequence[str]]]:
+    """The file, opened to append while no other process does, its lines and its columns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", newline="", encoding="utf-8") as file:
-        try:
+        with suppress(ImportError):  # Windows has no fcntl, so concurrent writers are not protected there
             import fcntl
-        except ImportError:  # Windows has no fcntl, so concurrent writers are not protected there
-            yield file
-            return
-        fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
-        yield file
+
+            fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
+        file.seek(0)
+        lines = file.read().splitlines(keepends=True)
+        yield file, lines, read_header(lines[0], path) if lines else COLUMNS
 
 
 def check_file(path: Path, recipes: Iterable[Recipe]) -> None:

@@ -33,6 +33,7 @@ from icmixup.lab.training.ranks import pick_device
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import write_atomically
 from icmixup.lab.training.stored import read_json
+from icmixup.lab.wording import count
 from icmixup.methods import find_method
 
 DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
@@ -494,12 +495,11 @@ def describe_use(fit: Fit, end: float, refused: Sequence[tuple[Fit, float]], sec
 def describe_refusal(least: Fit, seconds: float, needed: float, spent: float) -> str:
     """That the time is too short, why, and the smallest sensible budget."""
     enough = format_budget(1.1 * (needed / MARGIN + spent + SECONDS_AFTER))  # a tenth more: speeds vary
-    names, several = " and ".join(least.methods), "s" if least.seeds > 1 else ""
+    names, seeds = " and ".join(least.methods), count(least.seeds, "seed")
     return (
-        f"--budget of {duration(seconds)} is too short: {names} with {least.seeds} seed{several} and "
-        f"{least.epochs} epochs, the fewest at which this recipe still learns, take about "
-        f"{duration(needed)} on this machine; use --budget {enough} or more, a smaller --model, or fewer "
-        "images"
+        f"--budget of {duration(seconds)} is too short: {names} with {seeds} and {least.epochs} epochs, the "
+        f"fewest at which this recipe still learns, take about {duration(needed)} on this machine; use "
+        f"--budget {enough} or more, a smaller --model, or fewer images"
     )
 
 

@@ -13,7 +13,6 @@ import functools
 import math
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -32,6 +31,7 @@ from typing import NamedTuple
 import torch
 
 from icmixup.lab.images.parallel import count_cores
+from icmixup.lab.images.worker import portable
 from icmixup.lab.sweep.signals import STOP_SECONDS, blocked_signals, interrupt_once, run_and_end
 from icmixup.lab.training.data import LoadData, remember_data
 from icmixup.lab.training.definitions import pack_definitions, unpack_definitions
@@ -41,6 +41,7 @@ from icmixup.lab.training.ranks import compare_notes, join_ranks, pick_device, w
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Row
 from icmixup.lab.training.step import PREPARING, capture_streams
+from icmixup.lab.wording import count
 
 # Peak of ResNet-34 with a batch of 128 in RegMixup form on a CPU; small networks need less.
 RUN_BYTES = 3 * 10**9
@@ -348,22 +349,14 @@ def attempt(
     try:
         return run_recipe(recipe, replace(execution, dataset=load(recipe)), on_progress)
     except Exception as error:
-        return portable(error, f"in the process of {recipe.title}:\n{traceback.format_exc()}")
+        sent = portable(error)
+        sent.add_note(f"in the process of {recipe.title}:\n{traceback.format_exc()}")
+        return sent
 
 
 def plain_warning(message: Warning | str, category: type[Warning]) -> Warning:
     """The warning in a form that can cross a pipe: of a category that every process has."""
     return (category if category.__module__ == "builtins" else UserWarning)(str(message))
-
-
-def portable(error: Exception, note: str) -> Exception:
-    """The error in a form that can cross a pipe, with its traceback as a note."""
-    try:
-        error = pickle.loads(pickle.dumps(error))
-    except Exception:  # an exception with its own constructor
-        error = RuntimeError(f"{type(error).__name__}: {error}")
-    error.add_note(note)
-    return error
 
 
 def run_in_threads(
@@ -465,7 +458,7 @@ def join_threads(threads: Sequence[threading.Thread]) -> None:
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     if runs := sum(thread.is_alive() for thread in threads):
-        what = f"{runs} run{'s' * (runs > 1)} to finish the current epoch and write a checkpoint"
+        what = f"{count(runs, 'run')} to finish the current epoch and write a checkpoint"
         line = f"waiting for {what}; to end at once: kill -KILL {os.getpid()}"
         with contextlib.suppress(OSError):  # after SIGHUP there may be no terminal
             print(line, file=sys.stderr, flush=True)

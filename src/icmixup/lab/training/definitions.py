@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from icmixup.lab.datasets import Dataset
 from icmixup.lab.models import MODELS
 from icmixup.lab.models.own import OwnModel
 from icmixup.lab.training.execution import Execution
@@ -28,11 +27,10 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class Definitions:
-    """Networks and methods by name, and the data of all runs."""
+    """Networks and methods by name."""
 
     models: Mapping[str, OwnModel] = field(default_factory=dict)
     methods: Mapping[str, Method] = field(default_factory=dict)
-    dataset: Dataset | None = None
 
     @contextlib.contextmanager
     def registered(self) -> Iterator[None]:
@@ -61,7 +59,7 @@ def pack_definitions(execution: Execution) -> Execution:
     if execution.definitions is None:
         return execution
     try:
-        packed = pickle.dumps(replace(execution.definitions, dataset=execution.dataset))
+        packed = pickle.dumps((execution.definitions, execution.dataset))
     except Exception as error:  # pickle raises whatever the objects do
         raise ValueError(f"workers cannot be sent the data, model or methods ({error}): {REMEDY}") from error
     return replace(execution, definitions=None, packed=packed)
@@ -72,8 +70,8 @@ def unpack_definitions(execution: Execution) -> Execution:
     if execution.packed is None:
         return execution
     try:
-        definitions: Definitions = pickle.loads(execution.packed)
+        definitions, dataset = pickle.loads(execution.packed)
     except Exception as error:
         raise ValueError(f"a worker cannot load the data, model or methods ({error}): {REMEDY}") from error
     definitions.register()
-    return replace(execution, packed=None, dataset=definitions.dataset)
+    return replace(execution, packed=None, dataset=dataset)

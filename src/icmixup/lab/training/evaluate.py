@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from icmixup._checks import check_scored
 from icmixup.calibration import fit_temperature, negative_log_likelihood
+from icmixup.hidden import evaluation_mode
 from icmixup.lab.augment import normalise
 from icmixup.lab.datasets import Split
 
@@ -230,9 +231,8 @@ def split_scores(
     device = next(model.parameters()).device
     mean = torch.as_tensor(mean, dtype=torch.float32, device=device)
     std = torch.as_tensor(std, dtype=torch.float32, device=device)
-    autocast = torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None)
     blocks: list[Tensor] = []
-    with evaluation_mode(model), torch.inference_mode(), autocast:
+    with inference(model, device, autocast_dtype):
         side = split.images.shape[-1] if split.images.dim() == 4 else 1
         size = batch_size or test_batch_size(side, device)
         for images in split.blocks(size):
@@ -261,12 +261,12 @@ def test_batch_size(side: int, device: torch.device) -> int:
 
 
 @contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Context with model.eval(); afterwards every module gets its former mode back, also after an error."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
+def inference(model: nn.Module, device: torch.device, autocast_dtype: torch.dtype | None) -> Iterator[None]:
+    """Context in which a trained network is used: in evaluation mode, without gradients, under autocast.
+
+    Args:
+        autocast_dtype: for example torch.bfloat16; None for float32.
+    """
+    autocast = torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None)
+    with evaluation_mode(model), torch.inference_mode(), autocast:
         yield
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -54,3 +54,9 @@ class Execution:
     """How many runs share the GPU or the cores; recorded, since a row's minutes depend on it."""
     trial_seconds: float | None = None
     """End every run after this time of training, without a result: to measure speed."""
+
+    @property
+    def loaded(self) -> Dataset:
+        """`dataset`, where it is known to be loaded."""
+        assert self.dataset is not None
+        return self.dataset

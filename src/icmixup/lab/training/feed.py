@@ -96,27 +96,23 @@ def stream_beside(main: torch.cuda.Stream) -> torch.cuda.Stream:
 class Feed:
     """Images of a tensor, or features: an epoch of them in one buffer."""
 
+    by_batch = False  # whether the buffer holds one batch at a time, made from what the CPU draws
+
     def __init__(self, recipe: Recipe, train: Split) -> None:
         self.recipe, self.train = recipe, train
         self.device = train.images.device
         self.settings = augmentations(recipe)
         self.count = images_per_epoch(recipe, len(train))
-        self.generator = self.make_generator()
+        self.generator = torch.Generator("cpu" if self.by_batch else self.device)
         self.weights = sampling_weights(recipe.sampler, train.labels, self.generator.device)
-        shape = (self.buffer_size(), *train.images.shape[1:])
+        size = min(recipe.batch_size, self.count) if self.by_batch else self.count
+        shape = (size, *train.images.shape[1:])
         self.epoch = Epoch(
             torch.empty(shape, dtype=train.images.dtype, device=self.device),
             torch.empty_like(train.labels[: self.count]),
             torch.empty(math.ceil(self.count / recipe.batch_size), device=self.device),
             recipe.batch_size,
         )
-
-    def make_generator(self) -> torch.Generator:
-        return torch.Generator(self.device)
-
-    def buffer_size(self) -> int:
-        """Images that the buffer holds at a time."""
-        return self.count
 
     def fill(self, number: int) -> None:
         """Shuffle and augment the images of epoch `number`, and set the learning rate of every step."""
@@ -156,9 +152,20 @@ class Feed:
         own = slice(rank(), None, world_size())
         return images[own], labels[own], lr, whole
 
+    def own_rows(self, step: int) -> slice:
+        """This rank's rows of a step, among all of the epoch."""
+        size = self.recipe.batch_size
+        return slice(step * size + rank(), (step + 1) * size, world_size())
+
+    def put(self, own: Tensor) -> None:
+        """Put this rank's images of a step into the buffer."""
+        self.epoch.images[rank() : rank() + len(own) * world_size() : world_size()] = own
+
 
 class PhotoFeed(Feed):
     """Photos: the numbers of an epoch are drawn at once, and its images are made batch by batch."""
+
+    by_batch = True  # the CPU has to know the boxes
 
     def __init__(self, recipe: Recipe, train: Split) -> None:
         super().__init__(recipe, train)
@@ -170,12 +177,6 @@ class PhotoFeed(Feed):
         self.queued: deque[tuple[torch.cuda.Event, Tensor]] = deque()
         if (side := side_stream(self.device)) is not None:  # memory of an earlier feed may still be read
             side.wait_stream(torch.cuda.current_stream(self.device))
-
-    def make_generator(self) -> torch.Generator:
-        return torch.Generator()  # on the CPU, which has to know the boxes
-
-    def buffer_size(self) -> int:
-        return min(self.recipe.batch_size, self.count)
 
     def fill_images(self, rows: Tensor) -> None:
         images = self.train.images
@@ -194,7 +195,7 @@ class PhotoFeed(Feed):
         batch = first if step == 0 and first is not None else self.make_batch(step)
         if (side := side_stream(self.device)) is not None:
             torch.cuda.current_stream(self.device).wait_stream(side)
-        self.epoch.images[rank() : rank() + len(batch) * world_size() : world_size()] = batch
+        self.put(batch)
         self.limit_lead(batch)
 
     def make_batch(self, step: int) -> Tensor:
@@ -202,9 +203,9 @@ class PhotoFeed(Feed):
 
         The side stream never waits for steps: of what they write it reads nothing.
         """
-        size = self.recipe.batch_size
-        own = slice(step * size + rank(), (step + 1) * size, world_size())
-        photos, drawn = self.photos[own], self.drawn_rows(own)
+        own = self.own_rows(step)
+        assert self.drawn is not None, "fill comes before prepare"
+        photos, drawn = self.photos[own], self.drawn.rows(own)
         with torch.cuda.stream(side_stream(self.device)):
             if drawn.boxes is None:
                 squares = photos.square()
@@ -214,10 +215,6 @@ class PhotoFeed(Feed):
                 squares = crop_photos(photos, drawn.boxes, drawn.geometry.flipped)
                 drawn = drawn._replace(geometry=None)
             return apply_augmentation(squares, drawn, self.settings)
-
-    def drawn_rows(self, rows: slice) -> Drawn:
-        assert self.drawn is not None, "fill comes before prepare"
-        return self.drawn.rows(rows)
 
     def limit_lead(self, batch: Tensor) -> None:
         """Wait until the GPU has copied all but the last batches.
@@ -236,16 +233,12 @@ class PhotoFeed(Feed):
 class ExampleFeed(Feed):
     """Examples of a torch Dataset: read batch by batch, with the random transforms of the epoch."""
 
+    by_batch = True  # the CPU reads the examples
+
     def __init__(self, recipe: Recipe, train: Split) -> None:
         super().__init__(recipe, train)
         assert isinstance(train.images, Examples)
         self.examples, self.seed = train.images, 0
-
-    def make_generator(self) -> torch.Generator:
-        return torch.Generator()  # on the CPU, which reads the examples
-
-    def buffer_size(self) -> int:
-        return min(self.recipe.batch_size, self.count)
 
     def fill(self, number: int) -> None:
         self.seed = derive_seed(self.recipe.seed, number, "examples")
@@ -258,6 +251,4 @@ class ExampleFeed(Feed):
 
     def prepare(self, step: int) -> None:
         """Read the examples of a step; of several ranks, each reads its own."""
-        size = self.recipe.batch_size
-        own = self.examples[slice(step * size + rank(), (step + 1) * size, world_size())]
-        self.epoch.images[rank() : rank() + len(own) * world_size() : world_size()] = own.read(self.seed)
+        self.put(self.examples[self.own_rows(step)].read(self.seed))

@@ -144,7 +144,7 @@ def probe_scores(model: nn.Module, data: Dataset, dtype: torch.dtype = torch.flo
     """(2, C) scores of the first two training examples, in evaluation mode, on the CPU."""
     inputs = next(data.train.blocks(2)).cpu().clone()  # a network may change its inputs in place
     if inputs.dtype == torch.uint8:
-        inputs = normalise(inputs, torch.tensor(data.mean), torch.tensor(data.std))
+        inputs = normalise(inputs, data.mean, data.std)
     with torch.inference_mode():
         scores: torch.Tensor = model.eval()(inputs.to(dtype))
     return scores

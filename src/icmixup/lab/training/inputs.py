@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from PIL import Image
+from torch import Tensor
 
 from icmixup.lab.datasets import Dataset, Examples, Photos, is_named
+from icmixup.lab.images.decode import FORMATS, describe_error, read_center, to_square
 from icmixup.lab.training.run_folder import write_atomically
 
 INPUTS_FILE = "inputs.json"
@@ -28,6 +31,28 @@ class InputFormat(NamedTuple):
     # Photos are resized to this short side, then cropped. Other images are cropped to a square, then resized.
     short_side: int | None = None
     interpolation: str = "bicubic"
+
+    def read(self, path: Path | str) -> Tensor:
+        """(channels, image_size, image_size) uint8 of a file; a ValueError names one that cannot be read."""
+        try:
+            with Image.open(path, formats=FORMATS) as image:
+                return self.prepare(image)
+        except Exception as error:
+            raise ValueError(
+                f"{path} cannot be read as an image: {describe_error(error, str(path))}"
+            ) from error
+
+    def prepare(self, image: Image.Image) -> Tensor:
+        """(channels, image_size, image_size) uint8: the image as in training."""
+        if self.short_side is None:
+            pixels = to_square(image, self.image_size, self.interpolation)
+        else:
+            pixels = read_center(image, self.short_side, self.image_size, self.interpolation)
+        square = torch.from_numpy(pixels)
+        if self.channels == 1:  # ITU-R 601 luma, as Pillow converts to grey
+            weights = torch.tensor([0.299, 0.587, 0.114])
+            square = (square.float() * weights[:, None, None]).sum(dim=0, keepdim=True).round().byte()
+        return square
 
 
 def inputs_of(data: Dataset) -> InputFormat:

@@ -33,11 +33,15 @@ def make_folder(folder: Path) -> None:
         raise ValueError(f"nothing can be written to {folder}, because {taken} is not a folder") from error
 
 
-def rows_as_csv(rows: Sequence[Mapping[str, object]]) -> str:
-    """A header with the names of all columns, in the order in which they first appear, and the rows."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
+def rows_as_csv(rows: Sequence[Mapping[str, object]], columns: Sequence[str] = ()) -> str:
+    """A header with the names of all columns, and the rows.
+
+    Args:
+        columns: by default those of the rows, in the order in which they first appear.
+    """
+    names = columns or list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()

@@ -24,14 +24,15 @@ from torch.nn import functional as F
 
 from icmixup._checks import check_no_empty_class
 from icmixup.adjustment import fit_adjustment, pick_tau
+from icmixup.hidden import evaluation_mode
 from icmixup.lab.datasets import Dataset, Split
+from icmixup.lab.models import seeded
 from icmixup.lab.training.classifier import adjust_bias, bias_of, linear_of
 from icmixup.lab.training.data import training_data
 from icmixup.lab.training.evaluate import (
     balanced_accuracy,
     class_accuracies,
     evaluate,
-    evaluation_mode,
     split_scores,
 )
 from icmixup.lab.training.execution import Execution
@@ -212,8 +213,7 @@ def train_classifier(model: nn.Module, recipe: Recipe, data: Dataset) -> None:
 
 def new_classifier(old: nn.Linear, seed: int) -> nn.Linear:
     """A linear layer of the same shape, with PyTorch's initial weights from the seed."""
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)
+    with seeded(seed):
         return nn.Linear(old.in_features, old.out_features, bias=old.bias is not None)
 
 

@@ -8,6 +8,7 @@ kill.
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import hashlib
 import io
@@ -245,8 +246,12 @@ def read_commit() -> str:
 
     ICMIXUP_COMMIT overrides it. An installed package reports its version, and "unknown" without metadata.
     """
-    if "ICMIXUP_COMMIT" in os.environ:
-        return os.environ["ICMIXUP_COMMIT"]
+    given = os.environ.get("ICMIXUP_COMMIT")
+    return checkout_commit() if given is None else given
+
+
+@functools.cache  # what a process runs is what it imported, whatever happens to the checkout afterwards
+def checkout_commit() -> str:
     try:
         ask_git("ls-files", "--error-unmatch", Path(__file__).name)  # otherwise it is another repository
         changed = ask_git("status", "--porcelain", "--untracked-files=no", ":/", ":(top,exclude)results")

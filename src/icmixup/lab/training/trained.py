@@ -10,22 +10,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from icmixup.lab.augment import normalise
 from icmixup.lab.datasets import Dataset, is_named
 from icmixup.lab.datasets.folder import find_images
 from icmixup.lab.datasets.hub import PREFIX
-from icmixup.lab.images.decode import FORMATS, describe_error, read_center, to_square
 from icmixup.lab.models import build_model, portable_name
 from icmixup.lab.training.data import LoadData
-from icmixup.lab.training.evaluate import evaluation_mode
+from icmixup.lab.training.evaluate import inference
 from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.inputs import InputFormat, read_inputs
 from icmixup.lab.training.output import write_output
@@ -56,28 +53,12 @@ class Trained:
     autocast_dtype: torch.dtype | None
     about: Mapping[str, Any]  # where it comes from
 
-    def prepare(self, image: Image.Image) -> Tensor:
-        """(channels, image_size, image_size) uint8: the image as in training."""
-        inputs = self.inputs
-        if inputs.short_side is None:
-            pixels = to_square(image, inputs.image_size, inputs.interpolation)
-        else:
-            pixels = read_center(image, inputs.short_side, inputs.image_size, inputs.interpolation)
-        square = torch.from_numpy(pixels)
-        if self.inputs.channels == 1:  # ITU-R 601 luma, as Pillow converts to grey
-            weights = torch.tensor([0.299, 0.587, 0.114])
-            square = (square.float() * weights[:, None, None]).sum(dim=0, keepdim=True).round().byte()
-        return square
-
     def probabilities(self, images: Tensor) -> Tensor:
         """(B, C) probabilities, after temperature scaling, of (B, channels, H, W) uint8 images."""
         device = next(self.model.parameters()).device
-        mean, std = (torch.tensor(values, device=device) for values in (self.inputs.mean, self.inputs.std))
-        autocast = partial(torch.autocast, device.type, dtype=self.autocast_dtype)
-        with evaluation_mode(self.model), torch.inference_mode():
-            with autocast(enabled=self.autocast_dtype is not None):
-                scores: Tensor = self.model(normalise(images.to(device), mean, std))
-            return (scores.float() / self.temperature).softmax(dim=1).cpu()
+        with inference(self.model, device, self.autocast_dtype):
+            scores: Tensor = self.model(normalise(images.to(device), self.inputs.mean, self.inputs.std))
+        return (scores.float() / self.temperature).softmax(dim=1).cpu()
 
     def predict(
         self, paths: Sequence[Path | str], on_error: Callable[[ValueError], None] | None = None
@@ -94,7 +75,7 @@ class Trained:
             images: list[Tensor] = []
             for path in paths[start : start + BATCH]:
                 try:
-                    images.append(self.read(path))
+                    images.append(self.inputs.read(path))
                     files.append(str(path))
                 except ValueError as error:
                     if on_error is None:
@@ -105,16 +86,6 @@ class Trained:
                 for file, probability, label in zip(files, *(top.tolist() for top in tops), strict=True):
                     found.append(Prediction(file, self.inputs.class_names[label], probability))
         return found
-
-    def read(self, path: Path | str) -> Tensor:
-        """(channels, image_size, image_size) uint8 of a file; a ValueError names one that cannot be read."""
-        try:
-            with Image.open(path, formats=FORMATS) as image:
-                return self.prepare(image)
-        except Exception as error:
-            raise ValueError(
-                f"{path} cannot be read as an image: {describe_error(error, str(path))}"
-            ) from error
 
 
 def list_images(paths: Sequence[Path]) -> Iterator[Path]:

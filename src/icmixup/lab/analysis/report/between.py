@@ -24,7 +24,7 @@ from icmixup.lab.analysis.scores import Point, choose_rows, compute_curve
 from icmixup.lab.augment import normalise
 from icmixup.lab.datasets import Dataset
 from icmixup.lab.training.data import LoadData
-from icmixup.lab.training.evaluate import evaluation_mode
+from icmixup.lab.training.evaluate import inference
 from icmixup.lab.training.identity import autocast_dtype
 from icmixup.lab.training.run_folder import Run
 from icmixup.lab.training.trained import load_run_data
@@ -124,22 +124,18 @@ class Network:
 
     def inputs(self, rows: Tensor) -> Tensor:
         """(N, channels, H, W) normalised test images."""
-        images = self.data.test[rows].to(self.device).square()
-        mean, std = (torch.tensor(part, device=self.device) for part in (self.data.mean, self.data.std))
-        return normalise(images, mean, std)
+        return normalise(self.data.test[rows].to(self.device).square(), self.data.mean, self.data.std)
 
     def along(self, pairs: Sequence[tuple[int, int]]) -> list[Along]:
         """The scores of each pair at every lam."""
         lams = torch.linspace(0, 1, STEPS + 1, device=self.device)[:, None, None, None]
         found = []
-        enabled = self.dtype is not None
-        with evaluation_mode(self.model), torch.inference_mode():
-            for rows in pairs:
-                a, b = self.inputs(torch.tensor(rows))
-                with torch.autocast(self.device.type, dtype=self.dtype, enabled=enabled):
-                    scores: Tensor = self.model(torch.lerp(b[None], a[None], lams))  # Eq. 1, left
-                first, second = self.data.test.labels[torch.tensor(rows)].tolist()
-                found.append(describe_scores(scores.double().cpu(), first, second, self.temperature))
+        for rows in pairs:
+            a, b = self.inputs(torch.tensor(rows))
+            with inference(self.model, self.device, self.dtype):
+                scores: Tensor = self.model(torch.lerp(b[None], a[None], lams))  # Eq. 1, left
+            first, second = self.data.test.labels[torch.tensor(rows)].tolist()
+            found.append(describe_scores(scores.double().cpu(), first, second, self.temperature))
         return found
 
     def curve(self) -> list[Point]:

@@ -1,6 +1,6 @@
 """Everything that the page shows, as JSON: rounded numbers, names, and the reason where a part is missing.
 
-Lists by variant are in the order of `variants`, highest accuracy first; lists by seed in that of `seeds`.
+Lists by variant are in the order of `variants`, highest accuracy first; lists by seed in that of the seeds.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -25,16 +25,18 @@ from icmixup.lab.comparison.statistics import (
     Difference,
     decide,
     difference_between,
+    known_mean,
     measure_key,
     paired_difference,
     row_value,
     without_none,
 )
 from icmixup.lab.comparison.table import accuracy_columns, calibration_columns, tuned_columns
-from icmixup.lab.training.evaluate import FEW_BELOW, MANY_ABOVE
+from icmixup.lab.training.evaluate import FEW_BELOW
 from icmixup.lab.training.inputs import read_inputs
 from icmixup.lab.training.recipe import Recipe
 from icmixup.lab.training.run_folder import Row, Run
+from icmixup.lab.wording import count
 from icmixup.methods import METHODS, find_method
 
 CONFUSIONS = 8  # pairs of classes shown for each method
@@ -89,15 +91,13 @@ class Parts:
 def report_data(study: Study, parts: Parts) -> Json:
     """The data of the page."""
     names = [standing.method for standing in study.standings]
-    methods = {variant.name: variant.method for variant in study.variants}
-    colours = assign_colours([methods[name] for name in names])
+    colours = assign_colours([study.variants[name] for name in names])
     compared = compared_key(study)
     shown = [measure for measure in MEASURES if any(measured(study, name, measure.key) for name in names)]
     shown.sort(key=lambda measure: measure.key != compared)  # first, where the page looks for it
     classes = class_names(study, parts.summaries)
     return {
         "variants": [{"name": name, **colour} for name, colour in zip(names, colours, strict=True)],
-        "seeds": list(study.seeds),
         "baseline": names.index(study.baseline),
         "measures": [measure._asdict() for measure in shown],
         "values": {m.key: [by_seed(study, name, m.key) for name in names] for m in shown},
@@ -114,7 +114,6 @@ def report_data(study: Study, parts: Parts) -> Json:
         "between": between_as_json(parts.between, names, classes),
         "shifted": shift_as_json(shifted_data(study), names),
         "predictions_reason": predictions_reason(study, parts.summaries),
-        "progress": None if parts.progress is None else asdict(parts.progress),
     }
 
 
@@ -209,25 +208,17 @@ def class_table(study: Study, names: Sequence[str], classes: Sequence[str], part
         "names": list(classes),
         "train": list(map(int, parts.class_counts)) if known else None,
         "test": tested,
-        "many_above": MANY_ABOVE,
-        "few_below": FEW_BELOW,
         "accuracy": [accuracies_by_class(rows_of(study, name), len(classes)) for name in names],
-        "groups": {
-            group: [tidy(mean_of(rows_of(study, name), group)) for name in names]
-            for group in ("many", "medium", "few")
-        },
     }
 
 
 def accuracies_by_class(rows: Sequence[Row], num_classes: int) -> list[float | None]:
     lists = [row["class_accuracies"] for row in rows if len(row.get("class_accuracies") or ()) == num_classes]
-    columns = [without_none(column) for column in zip(*lists, strict=True)]
-    return [tidy(fmean(column), 2) if column else None for column in columns]
+    return [tidy(known_mean(column), 2) for column in zip(*lists, strict=True)]
 
 
 def mean_of(rows: Sequence[Row], name: str) -> float | None:
-    known = without_none([row.get(name) for row in rows])
-    return fmean(known) if known else None
+    return known_mean([row.get(name) for row in rows])
 
 
 def own_summaries(name: str, summaries: Mapping[Key, Summary]) -> list[Summary]:
@@ -414,14 +405,13 @@ def result_table(study: Study) -> Json:
     """The terminal's table: headings, and one row per variant."""
     tuned = [] if study.comparison is None else tuned_columns(study.comparison)
     columns = [*accuracy_columns(study), *tuned, *calibration_columns()]
-    methods = {variant.name: variant.method for variant in study.variants}
     return {
         "headings": ["method", *(" ".join(column.heading.split()) for column in columns)],
         "rows": [
             {
                 "name": standing.method,
-                "infinite": bool(find_method(methods[standing.method]).axes),
-                "mark": row_mark(standing.difference),
+                "infinite": bool(find_method(study.variants[standing.method]).axes),
+                "mark": "" if standing.difference is None else standing.difference.side,
                 "cells": [column.cell(standing).strip() for column in columns],
             }
             for standing in study.standings
@@ -429,19 +419,11 @@ def result_table(study: Study) -> Json:
     }
 
 
-def row_mark(found: Difference | None) -> str:
-    """Whether a row is clearly above or below the baseline."""
-    if found is None or not found.clear:
-        return ""
-    return "above" if found.above else "below"
-
-
 def facts(study: Study, parts: Parts) -> list[tuple[str, str]]:
     """What was compared, in lines (what, value)."""
     stored = read_overview(study.overview)
     if stored is not None:
         return [line for line in stored.lines() if line[0] != "time"] + [("device", devices(study))]
-    seeds = len(study.seeds)
     classes = class_names(study, parts.summaries)
     tested = next((len(summary.labels) for summary in parts.summaries.values()), None)
     images = {row["train_images"] for row in study.rows.values() if row.get("train_images")}
@@ -452,10 +434,7 @@ def facts(study: Study, parts: Parts) -> list[tuple[str, str]]:
         ("classes", str(len(classes))),
         ("model", models(study)),
         ("training", " or ".join(sorted({f"{run.recipe.epochs} epochs" for run in study.runs.values()}))),
-        (
-            "methods",
-            f"{', '.join(variant.name for variant in study.variants)}; up to {seeds} seed{'s' * (seeds > 1)}",
-        ),
+        ("methods", f"{', '.join(study.variants)}; up to {count(len(study.seeds), 'seed')}"),
         ("device", devices(study)),
     ]
 
@@ -472,10 +451,6 @@ def models(study: Study) -> str:
 def devices(study: Study) -> str:
     found = {row["device"] for row in study.rows.values() if row.get("device")}
     return ", ".join(sorted(found)) or "unknown"
-
-
-def first_run(study: Study) -> Run:
-    return next(iter(study.runs.values()))
 
 
 def read_overview(stored: Mapping[str, object]) -> Overview | None:
@@ -509,7 +484,8 @@ def commands(study: Study) -> list[str]:
     if (stored := read_overview(study.overview)) is not None:
         if stored.recipe == IN_PYTHON:
             return []
-        recipe = first_run(study).recipe if study.comparison is None else study.comparison.recipe
+        first = next(iter(study.runs.values()))
+        recipe = first.recipe if study.comparison is None else study.comparison.recipe
         tuning = stored.tuning.split() if stored.tuning else []
         return [
             repeat_command(
@@ -525,8 +501,8 @@ def commands(study: Study) -> list[str]:
             groups.setdefault(settings_of(name), []).append(run)
     found = []
     for runs in groups.values():
-        methods = [v.method for v in study.variants if any(run.recipe.method == v.method for run in runs)]
-        methods = list(dict.fromkeys(methods))
+        trained = {run.recipe.method for run in runs}
+        methods = [name for name in dict.fromkeys(study.variants.values()) if name in trained]
         baseline = study.baseline if study.baseline in methods else methods[0]
         seeds = sorted({run.recipe.seed for run in runs})
         found.append(repeat_command(runs[0].recipe, methods, range(seeds[0], seeds[-1] + 1), baseline))

@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from icmixup.lab.analysis.report.summaries import Summary
 from icmixup.lab.analysis.runs import line_names
@@ -34,17 +33,11 @@ from icmixup.lab.training.stored import (
     read_recipe_file,
 )
 from icmixup.lab.training.trained import describe_folder
+from icmixup.lab.wording import count
 
 REMEDY = "pass folders of finished runs or of comparisons, for example runs/*"
 RECIPE_FIELDS = tuple(entry.name for entry in fields(Recipe))
 Key = tuple[str, int]  # variant, seed
-
-
-class Variant(NamedTuple):
-    """One line of the report."""
-
-    name: str
-    method: str
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,7 @@ class Collected:
 class Study:
     """Runs by variant and seed, and everything that is computed from their rows."""
 
-    variants: tuple[Variant, ...]
+    variants: Mapping[str, str]  # by name, the method of each
     seeds: tuple[int, ...]
     baseline: str
     runs: Mapping[Key, Run]
@@ -79,9 +72,9 @@ class Study:
         """The run of each variant with its first seed."""
         found: dict[str, Run] = {}
         for seed in self.seeds:
-            for variant in self.variants:
-                if (variant.name, seed) in self.runs:
-                    found.setdefault(variant.name, self.runs[variant.name, seed])
+            for name in self.variants:
+                if (name, seed) in self.runs:
+                    found.setdefault(name, self.runs[name, seed])
         return found
 
 
@@ -226,8 +219,7 @@ def check_same_data(runs: Sequence[Run]) -> None:
     prints = {None if run.identity is None else run.identity.data for run in runs}
     if len(data) > 1 and (len(prints) > 1 or None in prints):
         found = "; ".join(
-            f"{name}: {len(own)} run{'s' * (len(own) > 1)} such as {own[0].folder}"
-            for name, own in data.items()
+            f"{name}: {count(len(own), 'run')} such as {own[0].folder}" for name, own in data.items()
         )
         raise ValueError(
             f"the runs are of {len(data)} datasets, whose results cannot be compared ({found}); make a "
@@ -288,7 +280,7 @@ def load_comparison(path: Path) -> Comparison:
 def study_comparison(comparison: Comparison, runs: Mapping[Key, Run], notes: Sequence[str] = ()) -> Study:
     """The study of a comparison: the numbers of its table."""
     return Study(
-        variants=tuple(Variant(method, method) for method in comparison.methods),
+        variants={method: method for method in comparison.methods},
         seeds=comparison.seeds,
         baseline=comparison.baseline,
         runs=runs,
@@ -311,7 +303,7 @@ def study_variants(collected: Collected, summaries_of: Mapping[Path, Summary]) -
     # The same images may have been at another path.
     recipes = [replace(run.recipe, dataset=dataset) for run in collected.runs]
     names = line_names(recipes)
-    variants = {name: Variant(name, recipe.method) for name, recipe in zip(names, recipes, strict=True)}
+    variants = {name: recipe.method for name, recipe in zip(names, recipes, strict=True)}
     runs = {(name, run.recipe.seed): run for name, run in zip(names, collected.runs, strict=True)}
     rows = {key: {**(read_row(run) or {}), "method": key[0]} for key, run in runs.items()}
     seeds = tuple(sorted({seed for _, seed in runs}))
@@ -321,7 +313,7 @@ def study_variants(collected: Collected, summaries_of: Mapping[Path, Summary]) -
     baseline = pick_baseline(list(variants))
     standings = rank_methods(list(rows.values()), list(variants), seeds, baseline, looks)
     return Study(
-        variants=tuple(variants.values()),
+        variants=variants,
         seeds=seeds,
         baseline=baseline,
         runs=runs,

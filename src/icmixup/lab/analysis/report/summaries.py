@@ -44,11 +44,6 @@ class Bins(NamedTuple):
     confidence: npt.NDArray[np.float64]  # (15,) sum over the images of a bin
     correct: npt.NDArray[np.float64]  # (15,)
 
-    @property
-    def calibration_error(self) -> float:
-        """Percent, as training.evaluate.calibration_error."""
-        return 100 * float(np.abs(self.confidence - self.correct).sum() / self.images.sum())
-
 
 class Summary(NamedTuple):
     """The predictions of one run, reduced to what is shown."""
