@@ -63,8 +63,8 @@ def training_loss(
         generator: source of all randomness.
         hidden: the modules at which Manifold Mixup may mix; found in the model by default.
         size: last dimensions of the images that a box of CutMix spans; by default all behind the channels.
-            For example (T,) for signals (B, T), (F, T) for spectrograms (B, F, T) without channels, and (H, W)
-            for videos (B, T, C, H, W).
+            For example (T,) for signals (B, T), (F, T) for spectrograms (B, F, T) without channels, and
+            (H, W) for videos (B, T, C, H, W).
 
     Returns:
         Scalar.
