@@ -45,7 +45,7 @@ DIVERGES = dataclasses.replace(TINY, method="mixup", lr=1e30)
 # What differs between two runs of one recipe: times, and how many ran concurrently.
 CLOCKS = ("minutes", "images_per_second", "memory_mb", "at_once")
 Row = dict[str, Any]
-RAY_SECONDS = 480
+RAY_SECONDS = 480  # about 30 on two idle cores
 
 
 def test_a_trial_ends_with_the_first_report_after_its_time_and_never_before_three() -> None:
