@@ -734,6 +734,43 @@ def test_what_explains_the_lead_of_proco_is_computed_from_the_rows() -> None:
     assert f"{52.8 - longer:.1f} are left for its contrastive loss" in flat(LONG_TAILS)
 
 
+LENGTHS = {
+    "birds 0.1, head": {"rows_of": "length.csv", "dataset": "birds"},
+    "LT-CIFAR100 0.01, head": {"rows_of": "length.csv", "dataset": "cifar100"},
+    "digits 0.01, small CNN": {"rows_of": "length.csv", "dataset": "digits"},
+    "LT-CIFAR100 0.01, ResNet-18, both with CutMix": {"rows_of": "long_tail.csv", "model": "resnet18"},
+}
+
+
+def test_the_length_of_training_is_computed_from_its_rows() -> None:
+    printed = table_under("epochs", FINDINGS)
+    lengths = {(row["dataset"], row["epochs"]) for row in csv_rows("length.csv")}
+    assert len(printed) == len([one for one in lengths if one[0] != "birdtrain"]) + 2
+    for name, epochs, *cells in printed:
+        suffix = "-cutmix" if "CutMix" in name else ""
+        soft, own = (
+            accuracies(method=f"{method}-mixup{suffix}", epochs=epochs, **LENGTHS[name])
+            for method in ("balanced", "ic")
+        )
+        seeds = min(len(soft), len(own))
+        soft, own = soft[:seeds], own[:seeds]
+        assert cells == [f"{fmean(soft):.1f}", f"{fmean(own):.1f}", str(paired_difference(own, soft))]
+
+
+def test_epochs_chosen_by_cross_validation_are_computed_from_their_rows() -> None:
+    printed = table_under("epochs chosen", FINDINGS)
+    for name, chosen, *cells in printed:
+
+        def mean(epochs: str, dataset: str = "birdtrain", method: str = name.strip("`")) -> list[float]:
+            return accuracies(rows_of="length.csv", dataset=dataset, method=method, epochs=epochs)
+
+        assert chosen == max(("35", "140", "560"), key=lambda epochs: fmean(mean(epochs)))
+        assert cells == [f"{fmean(mean(chosen)):.1f}", spread(mean(chosen, "birds"))]
+    assert len(printed) == len(
+        {row["method"] for row in csv_rows("length.csv") if row["dataset"] == "birdtrain"}
+    )
+
+
 def test_refinements_of_the_long_tail_recipe_are_computed_from_their_rows() -> None:
     rows = csv_rows("long_tail_refinement.csv")
     printed = table_under("validation, balanced-regmixup, %", LOG)
