@@ -314,7 +314,7 @@ def test_the_footnote_says_that_tuning_may_change_the_order_or_that_its_choice_m
     rows = make_rows({"mixup": [70.0, 71.0, 72.5], "erm": [70.5, 70.0, 73.0]})
     for tuned, expected in ((None, True), ({"mixup": {"lr": 0.1}, "erm": {}}, False)):
         found = summarise(QUICK, ["mixup", "erm"], range(3), "mixup", rows, tuned=tuned)
-        assert ("(--tune 10) they may rank differently" in found.footnote) == expected
+        assert ("(--tune 10) or other epochs they may rank differently" in found.footnote) == expected
         assert ("cover the choice of each method's values" in found.footnote) != expected
 
 

@@ -277,8 +277,8 @@ def footnote(
         )
     if tuned is False:
         text += (
-            " All methods were trained with the same learning rate and weight decay; with values of their "
-            "own (--tune 10) they may rank differently."
+            " All methods were trained with the same learning rate, weight decay and epochs; with values of "
+            "their own (--tune 10) or other epochs they may rank differently."
         )
     methods = len(looks[0].means)
     if methods <= UNCORRECTED and len(looks) == 1:
