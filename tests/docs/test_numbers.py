@@ -771,6 +771,43 @@ def test_epochs_chosen_by_cross_validation_are_computed_from_their_rows() -> Non
     )
 
 
+def test_tuned_heads_of_three_lengths_are_computed_from_their_rows() -> None:
+    lengths = ("35", "140", "560")
+    chosen = {
+        (row["method"], row["epochs"]): float(row["mean_class_nll"])
+        for row in csv_rows("length_tuned_trials.csv")
+        if row["chosen"] == "True"
+    }
+    found: dict[str, float] = {}
+    for name, *cells, epochs in table_under("tuned, 35 epochs", FINDINGS):
+        method = name.strip("`")
+        own = [accuracies(rows_of="length_tuned.csv", method=method, epochs=one) for one in lengths]
+        assert cells == [spread(one) for one in own]
+        assert epochs == min(lengths, key=lambda one: chosen[method, one])
+        found[method] = fmean(own[lengths.index(epochs)])
+    assert {method for method, _ in chosen} == set(found)
+    ours, soft = (
+        sorted(value for name, value in found.items() if "mixup" in name and ("ic-" in name) == infinite)
+        for infinite in (True, False)
+    )
+    text = flat(FINDINGS)
+    assert f"Infinite Class has {ours[0]:.1f} to {ours[-1]:.1f} % and mixing with soft targets" in text
+    assert f"{soft[0]:.1f} and {soft[-1]:.1f}: level" in text
+
+    def change(methods: tuple[str, ...]) -> float:
+        """The largest from the shortest to the longest, with the values of the recipe."""
+        means = [
+            [fmean(accuracies(rows_of="length.csv", dataset="birds", method=m, epochs=e)) for e in lengths]
+            for m in methods
+        ]
+        return max((one[-1] - one[0] for one in means), key=abs)
+
+    gain = change(("ic-mixup", "ic-regmixup", "balanced-ic-regmixup"))
+    loss = change(("balanced-mixup", "balanced-regmixup"))
+    assert f"Infinite Class gains up to {gain:.1f} points over this range of epochs" in text
+    assert f"mixing with soft targets loses up to {-loss:.1f}" in text
+
+
 def test_refinements_of_the_long_tail_recipe_are_computed_from_their_rows() -> None:
     rows = csv_rows("long_tail_refinement.csv")
     printed = table_under("validation, balanced-regmixup, %", LOG)
